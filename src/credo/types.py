@@ -1,0 +1,164 @@
+"""The nouns every layer shares: flat vectors, segments of them, batches, and three protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from torch import Generator, Tensor
+from torch.nn import Parameter
+
+Vector: TypeAlias = Tensor
+"""A flat tensor (P,) of parameter values, in the order of the segments."""
+
+Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+"""What a network is called with: ``net(x)``, ``net(*x)`` or ``net(**x)``."""
+
+Batch: TypeAlias = tuple[Inputs, Tensor]
+"""Inputs and targets of some examples."""
+
+Json: TypeAlias = dict[str, Any]
+
+Kind: TypeAlias = Literal["classification", "regression", "loss"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One parameter tensor's place in the flat vector, and the facts priors are built from.
+
+    ``layer`` is the dotted path of the module that owns it ("" for the root), ``layer_type`` that
+    module's class name. ``fan_in`` is the number of inputs one output unit sums over.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    fan_in: int
+    fan_out: int
+    layer: str
+    layer_type: str
+
+    @property
+    def size(self) -> int:
+        """Number of scalars."""
+        return self.stop - self.start
+
+    @property
+    def slice(self) -> slice:
+        """Where it lies in the flat vector."""
+        return slice(self.start, self.stop)
+
+
+class Likelihood(Protocol):
+    """p(y | f): how targets follow from the network's outputs f."""
+
+    kind: Kind
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log-probability of each example, (B,): summed over an example's pixels or dimensions."""
+        ...
+
+    def sample(self, outputs: Tensor, generator: Generator | None = None) -> Tensor:
+        """Targets drawn from p(y | outputs)."""
+        ...
+
+    def hessian(self, outputs: Tensor) -> Tensor:
+        """Λ = −∂² log p / ∂f² in closed form."""
+        ...
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise `DataError` if these targets can't belong to these outputs."""
+        ...
+
+    def config(self) -> Json:
+        """JSON from which `credo.likelihoods.from_config` builds the same likelihood again."""
+        ...
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Learned noise, trained as point estimates; usually none."""
+        ...
+
+
+@runtime_checkable
+class FlatDistribution(Protocol):
+    """A distribution over flat vectors: every family is one, and every prior becomes one."""
+
+    def log_prob(self, w: Vector) -> Tensor:
+        """Log-density summed over the last dimension: (..., P) → (...)."""
+        ...
+
+    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
+        """Draws, (n, P)."""
+        ...
+
+
+class Prior(Protocol):
+    """A rule that gives every weight of any network its prior distribution."""
+
+    def on(self, segments: Sequence[Segment], like: Vector) -> FlatDistribution:
+        """The prior over these segments, with the dtype and device of the flat vector ``like``."""
+        ...
+
+    def config(self) -> Json:
+        """JSON from which `credo.priors.from_config` builds the same prior again."""
+        ...
+
+
+class Posterior(Protocol):
+    """What `Method.posterior` returns; see `credo.posterior`."""
+
+    def predict(self, x: Inputs, samples: int = ...) -> Any:
+        """The predictive distribution at ``x``."""
+        ...
+
+
+@dataclass
+class Info:
+    """What one update reports: mean negative log-likelihood of the batch, and named scalars."""
+
+    nll: float
+    extra: dict[str, float]
+
+
+class Method(Protocol):
+    """An algorithm that turns a model and data into a posterior.
+
+    The state is tensors plus JSON: ``pack`` gives both, ``unpack`` restores a freshly initialised
+    state from them, so that any run can be checkpointed without pickle.
+    """
+
+    default_epochs: int
+
+    def init(self, model: Any, num_data: int, generator: Generator | None = None) -> Any:
+        """The state before the first update, from the network's current weights."""
+        ...
+
+    def update(self, state: Any, batch: Batch) -> tuple[Any, Info]:
+        """One step on one minibatch."""
+        ...
+
+    def finish(self, state: Any, data: Iterable[Batch]) -> Any:
+        """What needs a last pass over the data; most methods return the state unchanged."""
+        ...
+
+    def posterior(self, state: Any) -> Any:
+        """The posterior that the state stands for."""
+        ...
+
+    def summary(self, state: Any) -> dict[str, Any]:
+        """Diagnostics logged once per epoch (KL, temperature, per-segment norms)."""
+        ...
+
+    def pack(self, state: Any) -> tuple[dict[str, Tensor], Json]:
+        """Everything a resumed run needs."""
+        ...
+
+    def unpack(self, state: Any, tensors: Mapping[str, Tensor], meta: Json) -> Any:
+        """The inverse of ``pack``, into a state from ``init`` on the same model."""
+        ...
+
+    def config(self) -> Json:
+        """JSON that names the method and its settings, for the run folder."""
+        ...
