@@ -60,6 +60,10 @@ class Likelihood(Protocol):
         """Log-probability of each example, (B,): summed over an example's pixels or dimensions."""
         ...
 
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The training loss: the mean over examples of −log p(y | f), a scalar."""
+        ...
+
     def sample(self, outputs: Tensor, generator: Generator | None = None) -> Tensor:
         """Targets drawn from p(y | outputs)."""
         ...
@@ -85,8 +89,17 @@ class Likelihood(Protocol):
 class FlatDistribution(Protocol):
     """A distribution over flat vectors: every family is one, and every prior becomes one."""
 
+    @property
+    def scale(self) -> Tensor:
+        """Standard deviation of each weight, (P,) or broadcastable to it."""
+        ...
+
     def log_prob(self, w: Vector) -> Tensor:
         """Log-density summed over the last dimension: (..., P) → (...)."""
+        ...
+
+    def grad_log_prob(self, w: Vector) -> Tensor:
+        """∇_w log p(w) in closed form: (..., P) → (..., P)."""
         ...
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
@@ -112,6 +125,33 @@ class Posterior(Protocol):
     def predict(self, x: Inputs, samples: int = ...) -> Any:
         """The predictive distribution at ``x``."""
         ...
+
+
+@dataclass
+class Clock:
+    """Where training stands; `credo.fit` keeps it, and a bare loop advances it by `tick`.
+
+    ``num_batches`` is the number of minibatches in an epoch, 0 while unknown.
+    """
+
+    step: int = 0
+    batch: int = 0
+    num_batches: int = 0
+
+    def begin(self, num_data: int, batch_size: int) -> None:
+        """Infer the number of minibatches from the first one, unless `credo.fit` said it."""
+        if not self.num_batches:
+            self.num_batches = max(1, -(-num_data // batch_size))
+
+    def tick(self) -> None:
+        """One update is done."""
+        self.step += 1
+        self.batch = (self.batch + 1) % max(1, self.num_batches)
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done, with fraction."""
+        return self.step / max(1, self.num_batches)
 
 
 @dataclass

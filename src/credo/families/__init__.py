@@ -1,0 +1,37 @@
+"""Distributions over flat vectors of weights, each a frozen dataclass of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from credo.errors import FileFormatError
+from credo.families import links
+from credo.families.base import Atomic, Family
+from credo.families.delta import Delta
+from credo.families.diag_gaussian import DiagGaussian
+from credo.families.empirical import Empirical
+from credo.types import Json
+
+__all__ = ["FAMILIES", "Atomic", "Delta", "DiagGaussian", "Empirical", "Family", "links", "unpack"]
+
+FAMILIES: dict[str, type[Family]] = {
+    family.__name__: family for family in (Delta, DiagGaussian, Empirical)
+}
+"""Every concrete family by the name it is stored under."""
+
+
+def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:
+    """The family that ``Family.pack`` took apart.
+
+    >>> import torch
+    >>> unpack(*Delta(torch.tensor([1.0, 2.0])).pack())
+    Delta(mean=tensor([1., 2.]))
+    """
+    family = FAMILIES.get(str(meta.get("type")))
+    if family is None:
+        raise FileFormatError(
+            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}"
+        )
+    return family.unpack(tensors, meta)

@@ -1,0 +1,6 @@
+"""Algorithms that turn a model and data into a posterior."""
+
+from credo.methods.map import MAP, MLE
+from credo.methods.vi import VI
+
+__all__ = ["MAP", "MLE", "VI"]

@@ -1,0 +1,142 @@
+"""A network with its likelihood and prior: what there is to be Bayesian about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.errors import DataError
+from credo.params import FlatParams, Selection, Selector, bind, select
+from credo.priors import Normal
+from credo.types import Batch, FlatDistribution, Inputs, Likelihood, Prior
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+class Model:
+    """A network, how targets follow from its outputs, and what was believed of its weights.
+
+    ``random`` chooses the weights that get a distribution: None for all but normalisation layers,
+    ``"last_layer"``, ``"all"``, a name or glob or several, or a predicate on `Segment`. The other
+    trainable parameters become point estimates without a prior.
+
+    >>> import torch, credo
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> model = credo.Model(net, credo.likelihoods.Categorical(), random="last_layer")
+    >>> model.random.size, model.deterministic.size
+    (27, 40)
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | None = None,
+        random: Selector = None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise DataError(f"net must be a torch.nn.Module, not {type(net).__name__}")
+        if isinstance(likelihood, type) or not hasattr(likelihood, "log_prob"):
+            raise DataError(
+                f"likelihood must be an object such as credo.likelihoods.Categorical(), "
+                f"not {likelihood!r}; wrap a loss function as credo.likelihoods.FromLoss(fn)"
+            )
+        self.net = net
+        self.likelihood = likelihood
+        self.prior: Prior = Normal.kaiming() if prior is None else prior
+        self.selector: Selector = random if isinstance(random, str) or callable(random) else (
+            None if random is None else list(random)
+        )  # fmt: skip
+
+    @property
+    def flat(self) -> FlatParams:
+        """The network's parameters as one vector."""
+        return bind(self.net)
+
+    @property
+    def random(self) -> Selection:
+        """The weights that have a distribution; its size is P."""
+        return select(self.flat.segments, self.selector)
+
+    @property
+    def deterministic(self) -> Selection:
+        """The trainable parameters that are point estimates."""
+        flat = self.flat
+        chosen = {s.name for s in select(flat.segments, self.selector).segments}
+        return Selection.of(s for s in flat.segments if s.name not in chosen)
+
+    def prior_over_weights(self) -> FlatDistribution:
+        """The prior of the random weights, as a distribution over flat vectors (P,)."""
+        flat = self.flat
+        return self.prior.on(select(flat.segments, self.selector).segments, flat.vector)
+
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """The network's outputs with the weights it has now."""
+        if isinstance(inputs, Tensor):
+            outputs = self.net(inputs)
+        elif isinstance(inputs, Mapping):
+            outputs = self.net(**inputs)
+        else:
+            outputs = self.net(*inputs)
+        if not isinstance(outputs, Tensor):
+            raise DataError(
+                f"the network returned {type(outputs).__name__}, not a tensor; wrap it in a module "
+                "whose forward returns the outputs that the likelihood needs"
+            )
+        return outputs
+
+    def mean_nll(self, batch: Batch) -> Tensor:
+        """Mean negative log-likelihood of a batch: a scalar that can be differentiated."""
+        inputs, targets = batch
+        return self.likelihood.mean_nll(self.outputs(inputs), targets)
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a batch that can't be meant, before training starts on it."""
+        inputs, targets = batch
+        was_training = self.net.training
+        self.net.eval()
+        try:
+            with torch.no_grad():
+                outputs = self.outputs(inputs)
+        finally:
+            self.net.train(was_training)
+        self.likelihood.check(outputs, targets)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The network's buffers (batch-norm statistics and the like) by name."""
+        return dict(self.net.named_buffers())
+
+    def noise_parameters(self) -> list[nn.Parameter]:
+        """Learned parameters of the likelihood."""
+        return [p for p in self.likelihood.parameters() if p.requires_grad]
+
+
+def unpack_batch(batch: Any) -> Batch:
+    """Inputs and targets of what a data loader yields.
+
+    A pair (x, y); a longer tuple, whose last entry is the targets; or a mapping with one of the
+    usual target keys, the rest being keyword arguments of the network.
+
+    >>> import torch
+    >>> x, y = unpack_batch({"pixels": torch.ones(2, 3), "labels": torch.tensor([0, 1])})
+    >>> sorted(x), y.tolist()
+    (['pixels'], [0, 1])
+    """
+    if isinstance(batch, Mapping):
+        for key in TARGET_KEYS:
+            if key in batch:
+                return {k: v for k, v in batch.items() if k != key}, batch[key]
+        raise DataError(
+            f"a mapping batch needs its targets under one of {TARGET_KEYS}, not {sorted(batch)}"
+        )
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, list | tuple) and len(batch) > 2:
+        return tuple(batch[:-1]), batch[-1]
+    raise DataError(
+        f"a batch must be (inputs, targets) or a mapping, not {type(batch).__name__}; "
+        "does the dataset yield inputs alone?"
+    )

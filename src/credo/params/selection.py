@@ -1,0 +1,123 @@
+"""Which part of the flat vector is meant: a list of segments, as runs of contiguous memory."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from credo.errors import DataError
+from credo.types import Segment, Vector
+
+Selector: TypeAlias = None | str | Iterable[str] | Callable[[Segment], bool]
+"""None (all but norm layers), "all", "last_layer", a name or glob, several, or a predicate."""
+
+NORM_NAMES = frozenset(
+    name for name in dir(nn) if name.endswith("Norm") or "BatchNorm" in name or "InstanceNorm" in name
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some segments of the flat vector, (P,) when read out.
+
+    ``runs`` are the maximal contiguous stretches; with one run, reading is a view.
+    """
+
+    segments: tuple[Segment, ...]
+    runs: tuple[tuple[int, int], ...]
+    size: int
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> Selection:
+        """Merge neighbouring segments into runs."""
+        ordered = tuple(sorted(segments, key=lambda s: s.start))
+        runs: list[tuple[int, int]] = []
+        for s in ordered:
+            if runs and runs[-1][1] == s.start:
+                runs[-1] = (runs[-1][0], s.stop)
+            else:
+                runs.append((s.start, s.stop))
+        return cls(ordered, tuple(runs), sum(s.size for s in ordered))
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether `view` is possible."""
+        return len(self.runs) <= 1
+
+    def view(self, vector: Vector) -> Vector:
+        """The selected part of ``vector`` without a copy; only for one run."""
+        start, stop = self.runs[0] if self.runs else (0, 0)
+        return vector[start:stop]
+
+    def read(self, vector: Vector) -> Vector:
+        """A copy of the selected part, (P,)."""
+        if not self.runs:
+            return vector.new_empty(0)
+        return torch.cat([vector[a:b] for a, b in self.runs])
+
+    def write(self, vector: Vector, values: Vector) -> None:
+        """Put ``values`` (P,) in their places in ``vector``; a view of itself costs nothing."""
+        if self.is_one_run:
+            target = self.view(vector)
+            if target.data_ptr() != values.data_ptr():
+                target.copy_(values)
+            return
+        offset = 0
+        for a, b in self.runs:
+            vector[a:b].copy_(values[offset : offset + b - a])
+            offset += b - a
+
+    def slices(self) -> dict[str, slice]:
+        """Where each segment lies in a vector that was read out, by name."""
+        result, offset = {}, 0
+        for s in self.segments:
+            result[s.name] = slice(offset, offset + s.size)
+            offset += s.size
+        return result
+
+
+def is_norm(segment: Segment) -> bool:
+    """Whether the segment is the gain or shift of a normalisation layer."""
+    return segment.layer_type in NORM_NAMES
+
+
+def select(segments: Sequence[Segment], selector: Selector = None) -> Selection:
+    """The segments that a selector means.
+
+    >>> from credo.types import Segment
+    >>> a = Segment("body.weight", (2, 2), 0, 4, 2, 2, "body", "Linear")
+    >>> b = Segment("head.weight", (1, 2), 4, 6, 2, 1, "head", "Linear")
+    >>> [select([a, b], s).size for s in (None, "last_layer", "body.*", lambda s: s.fan_out == 1)]
+    [6, 2, 4, 2]
+    """
+    if selector is None:
+        chosen = [s for s in segments if not is_norm(s)]
+    elif isinstance(selector, str) and selector == "all":
+        chosen = list(segments)
+    elif isinstance(selector, str) and selector == "last_layer":
+        layers = [s.layer for s in segments if not is_norm(s)]
+        chosen = [s for s in segments if layers and s.layer == layers[-1]]
+    elif callable(selector):
+        chosen = [s for s in segments if selector(s)]
+    else:
+        patterns = [selector] if isinstance(selector, str) else list(selector)
+        chosen = [s for s in segments if any(_matches(s, pattern) for pattern in patterns)]
+        idle = [p for p in patterns if not any(_matches(s, p) for s in segments)]
+        if idle:
+            names = ", ".join(s.name for s in segments[:8]) + (", …" if len(segments) > 8 else "")
+            raise DataError(f"no parameter matches {idle}; the trainable ones are {names}")
+    if not chosen:
+        raise DataError(
+            "the selection leaves no random parameter; choose by name, glob, predicate, "
+            f'"last_layer" or "all" from {[s.name for s in segments]}'
+        )
+    return Selection.of(chosen)
+
+
+def _matches(segment: Segment, pattern: str) -> bool:
+    return segment.layer == pattern or fnmatch.fnmatchcase(segment.name, pattern)

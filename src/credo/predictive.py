@@ -1,0 +1,352 @@
+"""The predictive distribution: a mixture over samples of the network, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+
+from credo.errors import DataError, UnsupportedError
+from credo.likelihoods import Classification, Regression
+from credo.types import Likelihood
+
+_OFFERS = {
+    "classification": "probs, sample_probs, entropy, expected_entropy, mutual_information, "
+    "confidence, labels, epistemic_std and log_prob(y)",
+    "regression": "mean, std, variance, epistemic_std, aleatoric_std, interval(level) "
+    "and log_prob(y)",
+    "loss": "mean and epistemic_std of the outputs, and log_prob(y)",
+}
+
+
+class PredictiveError(UnsupportedError, AttributeError):
+    """This predictive does not have that quantity; `hasattr` says so too."""
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Averages over samples: all that most quantities need, in memory that S does not change.
+
+    ``centre`` averages E[y | f_s]: probabilities, means, or for a bare loss the outputs.
+    ``spread`` is the variance of E[y | f_s] over the samples, ``within`` the average uncertainty
+    left at one sample: an entropy for classification, a variance for regression.
+    """
+
+    count: int
+    centre: Tensor
+    spread: Tensor
+    within: Tensor
+
+    @classmethod
+    def over(cls, samples: Iterable[Tensor], likelihood: Likelihood) -> _Moments:
+        """One pass of Welford's updates, which do not cancel when the spread is small."""
+        count = 0
+        for outputs in samples:
+            term, uncertainty = _terms(_as_outputs(outputs), likelihood)
+            count += 1
+            if count == 1:
+                centre, within = term.clone(), uncertainty.clone()
+                squares = torch.zeros_like(centre)
+                continue
+            if term.shape != centre.shape:
+                raise DataError(
+                    f"Sample {count} predicts shape {tuple(term.shape)}, but those before it "
+                    f"{tuple(centre.shape)}: every sample must predict the same examples."
+                )
+            change = term - centre
+            centre += change / count
+            squares.addcmul_(change, term - centre)
+            within += (uncertainty - within) / count
+        if not count:
+            raise DataError("There are no samples to predict from: give at least one.")
+        return cls(count, centre, squares / count, within)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[_Moments]) -> _Moments:
+        """Moments of the examples of all parts together."""
+        return cls(
+            parts[0].count,
+            torch.cat([part.centre for part in parts]),
+            torch.cat([part.spread for part in parts]),
+            torch.cat([part.within for part in parts]),
+        )
+
+
+class Predictive:
+    """p(y | x) ≈ (1/S) Σ_s p(y | f_s(x)): a mixture with one component per sampled network.
+
+    ``outputs`` (S, B, ...) has the samples first, ``likelihood`` is p(y | f). Shapes below leave
+    out the samples; for dense classification (S, B, C, H, W), read (B, C, H, W) for (B, C) and
+    (B, H, W) for (B,). `Bernoulli` has the outputs' shape everywhere. Everything is computed when
+    first asked for, without gradients, and kept. Half-precision outputs are raised to float32.
+
+    Uncertainty splits into a part that more data would remove and one that it would not:
+
+        H[(1/S) Σ p_s]  =  mutual information  +  (1/S) Σ H[p_s]            (classification)
+        std²            =  epistemic_std²      +  aleatoric_std²            (regression)
+
+    >>> import torch
+    >>> from credo.likelihoods import Categorical
+    >>> outputs = torch.tensor([[[9.0, -9.0], [0.0, 0.0]], [[-9.0, 9.0], [0.0, 0.0]]])
+    >>> pred = Predictive(outputs, Categorical())
+    >>> pred.entropy                          # both inputs are uncertain ...
+    tensor([0.6931, 0.6931])
+    >>> pred.mutual_information.round(decimals=4)  # ... the first because the samples disagree
+    tensor([0.6931, 0.0000])
+
+    Depeweg et al. (2018), Decomposition of uncertainty in Bayesian deep learning.
+    """
+
+    likelihood: Likelihood
+    _kept: Tensor | None
+
+    def __init__(self, outputs: Tensor, likelihood: Likelihood) -> None:
+        if outputs.dim() < 2 or 0 in outputs.shape:
+            raise DataError(
+                f"Predictive needs outputs (S, B, ...), samples first, with at least one sample of "
+                f"one example, but their shape is {tuple(outputs.shape)}. "
+                "For a single network's outputs use outputs.unsqueeze(0)."
+            )
+        self.__dict__.update(likelihood=likelihood, _kept=_as_outputs(outputs))
+
+    @classmethod
+    def from_stream(cls, samples: Iterable[Tensor], likelihood: Likelihood) -> Predictive:
+        """The same from outputs (B, ...) that arrive one sample at a time and are not kept.
+
+        Memory stays that of a few samples, whatever their number. What needs all samples at once
+        is refused: ``outputs``, ``sample_probs``, ``interval`` and ``log_prob``.
+
+        >>> from credo.likelihoods import Gaussian
+        >>> stream = (torch.full((3,), float(s)) for s in range(1000))
+        >>> Predictive.from_stream(stream, Gaussian()).mean
+        tensor([499.5000, 499.5000, 499.5000])
+        """
+        with torch.no_grad():
+            moments = _Moments.over(samples, likelihood)
+        return cls._from_moments(moments, likelihood)
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[Predictive]) -> Predictive:
+        """One predictive for the examples of all parts, such as minibatches, in their order."""
+        parts = list(parts)
+        if not parts:
+            raise DataError("There is nothing to concatenate: give at least one Predictive.")
+        first = parts[0]
+        if any(part.samples != first.samples for part in parts):
+            raise DataError(
+                f"The parts have {sorted({part.samples for part in parts})} samples: "
+                "predict all of them with the same number."
+            )
+        if any(part.likelihood.config() != first.likelihood.config() for part in parts):
+            raise DataError("The parts have different likelihoods and can't share one Predictive.")
+        kept = [part._kept for part in parts if part._kept is not None]
+        if not kept:
+            moments = _Moments.concatenate([part._moments for part in parts])
+            return cls._from_moments(moments, first.likelihood)
+        if len(kept) < len(parts):
+            raise DataError("Some parts kept their samples and some, from a stream, did not.")
+        return cls(torch.cat(kept, dim=1), first.likelihood)
+
+    @property
+    def outputs(self) -> Tensor:
+        """The network's outputs (S, B, ...)."""
+        if self._kept is None:
+            raise PredictiveError(
+                "A predictive from a stream keeps no samples, so it has no outputs, sample_probs, "
+                "interval or log_prob. Predict with the samples kept, in smaller batches if memory "
+                "is short."
+            )
+        return self._kept
+
+    @property
+    def samples(self) -> int:
+        """S, the number of samples."""
+        return self._moments.count if self._kept is None else len(self._kept)
+
+    @cached_property
+    def sample_probs(self) -> Tensor:
+        """Each sample's probabilities (S, B, C)."""
+        likelihood = self._classification("sample_probs")
+        with torch.no_grad():
+            return torch.stack([likelihood.probs(outputs) for outputs in self.outputs])
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """(1/S) Σ_s p(y | f_s), averaged after the softmax, (B, C); P(y = 1) for `Bernoulli`."""
+        self._classification("probs")
+        return self._moments.centre
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of ``probs`` in nats, (B,): all uncertainty about the label."""
+        return self._classification("entropy").entropy(self.probs)
+
+    @cached_property
+    def expected_entropy(self) -> Tensor:
+        """(1/S) Σ_s H[p(y | f_s)], (B,): the aleatoric part, on which the samples agree."""
+        self._classification("expected_entropy")
+        return self._moments.within
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """I[y; f] = entropy − expected_entropy ≥ 0, (B,): the epistemic part."""
+        self._classification("mutual_information")
+        # Jensen makes it non-negative; rounding may not
+        return (self.entropy - self.expected_entropy).clamp_min(0)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """Probability of the likeliest label, (B,)."""
+        return self._classification("confidence").confidence(self.probs)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The likeliest label, int64 (B,)."""
+        return self._classification("labels").labels(self.probs)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """E[y], (B, D); for a bare loss the mean of the outputs."""
+        if isinstance(self.likelihood, Classification):
+            self._refuse("mean")
+        return self._moments.centre
+
+    @cached_property
+    def epistemic_std(self) -> Tensor:
+        """Standard deviation over the samples of E[y | f_s], (B, D); of the probabilities, (B, C).
+
+        The sum of squares is divided by S, as the mixture's own variance demands: one sample has
+        none.
+        """
+        return self._moments.spread.sqrt()
+
+    @cached_property
+    def aleatoric_std(self) -> Tensor:
+        """Root of the average noise variance (1/S) Σ_s Var[y | f_s], (B, D)."""
+        self._regression("aleatoric_std")
+        return self._moments.within.sqrt()
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Var[y] = epistemic_std² + aleatoric_std², (B, D)."""
+        self._regression("variance")
+        return self._moments.spread + self._moments.within
+
+    @cached_property
+    def std(self) -> Tensor:
+        """Standard deviation of y, (B, D)."""
+        self._regression("std")
+        return self.variance.sqrt()
+
+    @torch.no_grad()
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of the central interval that holds y with probability ``level``.
+
+        The ends are the mixture's own quantiles at (1 − level)/2 and (1 + level)/2, found by
+        bisection, in every dimension by itself: no normal approximation.
+
+        >>> from credo.likelihoods import Gaussian
+        >>> Predictive(torch.zeros(4, 1), Gaussian(scale=1.0)).interval(0.95)
+        (tensor([-1.9600]), tensor([1.9600]))
+        """
+        likelihood = self._regression("interval")
+        if not 0 < level < 1:
+            raise DataError(f"The level of an interval lies between 0 and 1, but it is {level!r}.")
+        samples, batch, *_ = self.outputs.shape
+        components = self.outputs.flatten(0, 1)
+        tail = (1 - level) / 2
+
+        def per_sample(x: Tensor) -> Tensor:
+            return x.reshape(samples, batch, *x.shape[1:])
+
+        def mixture(of: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
+            return per_sample(of(components, y.repeat(samples, *[1] * (y.dim() - 1)))).mean(0)
+
+        # a mixture's quantile lies between the least and the greatest of its components'
+        lower_ends = per_sample(likelihood.quantile(components, tail))
+        upper_ends = per_sample(likelihood.quantile(components, 1 - tail))
+        lower = _bisect(lambda y: mixture(likelihood.cdf, y) < tail, lower_ends)
+        # the upper tail by itself: near one the cdf has no digits left
+        upper = _bisect(lambda y: mixture(likelihood.survival, y) > tail, upper_ends)
+        return lower, upper
+
+    @torch.no_grad()
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log (1/S) Σ_s p(y | f_s) of each example, (B,); for a bare loss it is not normalised."""
+        y = torch.as_tensor(y, device=self.outputs.device)
+        self.likelihood.check(self.outputs[0], y)
+        each = torch.stack([self.likelihood.log_prob(outputs, y) for outputs in self.outputs])
+        return each.logsumexp(0) - math.log(self.samples)
+
+    def __setattr__(self, name: str, value: Any) -> Never:
+        raise AttributeError(f"A Predictive does not change: {name} can't be set.")
+
+    def __repr__(self) -> str:
+        shape = tuple(self._moments.centre.shape)
+        return f"Predictive({self.likelihood.kind}, samples={self.samples}, shape={shape})"
+
+    @classmethod
+    def _from_moments(cls, moments: _Moments, likelihood: Likelihood) -> Predictive:
+        predictive = cls.__new__(cls)
+        predictive.__dict__.update(likelihood=likelihood, _kept=None, _moments=moments)
+        return predictive
+
+    @cached_property
+    def _moments(self) -> _Moments:
+        with torch.no_grad():
+            return _Moments.over(self.outputs, self.likelihood)
+
+    def _classification(self, name: str) -> Classification:
+        if not isinstance(self.likelihood, Classification):
+            self._refuse(name)
+        return self.likelihood
+
+    def _regression(self, name: str) -> Regression:
+        if not isinstance(self.likelihood, Regression):
+            self._refuse(name)
+        return self.likelihood
+
+    def _refuse(self, name: str) -> Never:
+        kind = self.likelihood.kind
+        raise PredictiveError(
+            f"The likelihood {type(self.likelihood).__name__} makes this a {kind} predictive, "
+            f"which has no {name}. It has outputs, samples, {_OFFERS[kind]}."
+        )
+
+
+def _as_outputs(outputs: Tensor) -> Tensor:
+    """Detached, and precise enough to average probabilities in."""
+    if not outputs.is_floating_point():
+        raise DataError(f"Outputs must be floating-point numbers, but they are {outputs.dtype}.")
+    outputs = outputs.detach()
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def _terms(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """What one sample adds to the moments: E[y | f] and the uncertainty left."""
+    if isinstance(likelihood, Classification):
+        probs = likelihood.probs(outputs)
+        return probs, likelihood.entropy(probs)
+    if isinstance(likelihood, Regression):
+        return likelihood.mean(outputs), likelihood.variance(outputs)
+    return outputs, torch.zeros_like(outputs)
+
+
+def _bisect(is_below: Callable[[Tensor], Tensor], ends: Tensor) -> Tensor:
+    """Where ``is_below`` turns false, elementwise, between the extremes of ``ends`` over dim 0.
+
+    128 halvings reach neighbouring floats from any bracket that matters; most need some 30.
+    """
+    low, high = ends.amin(0), ends.amax(0)
+    for _ in range(128):
+        middle = low + (high - low) / 2
+        if ((middle == low) | (middle == high)).all():
+            break
+        below = is_below(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high

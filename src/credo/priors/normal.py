@@ -1,0 +1,84 @@
+"""Normal priors: isotropic, or with a scale read off each layer's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from credo.families import DiagGaussian
+from credo.priors.scales import (
+    FanIn,
+    Glorot,
+    Kaiming,
+    PerLayer,
+    Scale,
+    check_finite,
+    check_scale,
+    flat_scales,
+    scale_config,
+)
+from credo.types import Json, Segment, Vector
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Independent N(mean, scale²) on every weight: ``scale`` is a standard deviation.
+
+    ``scale`` is a number or a rule; the constructors below name the rules. A bias takes the fans of
+    its layer. A scale shared by all weights takes no memory.
+
+    Weight decay λ (a loss with ½λ‖w‖² per example, n examples) is Normal(scale=1/√(nλ)).
+
+    >>> import torch
+    >>> layer = Segment("weight", (3, 4), 0, 12, fan_in=4, fan_out=3, layer="", layer_type="Linear")
+    >>> Normal(scale=2.0).on([layer], like=torch.zeros(12)).variance[:2]
+    tensor([4., 4.])
+    >>> Normal.fan_in().on([layer], like=torch.zeros(12)).scale[:2]
+    tensor([0.5000, 0.5000])
+    """
+
+    scale: Scale = 1.0
+    mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_scale(self.scale)
+        check_finite("mean", self.mean)
+
+    @classmethod
+    def fan_in(cls, gain: float = 1.0) -> Self:
+        """Variance gain²/fan_in."""
+        return cls(FanIn(gain))
+
+    @classmethod
+    def glorot(cls) -> Self:
+        """Variance 2/(fan_in + fan_out) (Glorot and Bengio, 2010)."""
+        return cls(Glorot())
+
+    @classmethod
+    def kaiming(cls, a: float = 0.0) -> Self:
+        """Variance 2/((1 + a²)·fan_in), ``a`` the negative slope of the activation (He, 2015).
+
+        ReLU has a = 0. Book's thesis writes a = 1, which shrinks signals layer by layer.
+        """
+        return cls(Kaiming(a))
+
+    @classmethod
+    def per_layer(cls, scales: Mapping[str, float], default: float | None = None) -> Self:
+        """A scale for each layer name, parameter name or glob over parameter names.
+
+        Exact names win over globs, earlier globs over later ones. Without a ``default``, a
+        parameter that nothing matches is an error.
+
+        >>> prior = Normal.per_layer({"head": 0.1, "*.bias": 10.0}, default=1.0)
+        """
+        return cls(PerLayer(tuple(scales.items()), default))
+
+    def on(self, segments: Sequence[Segment], like: Vector) -> DiagGaussian:
+        """The Gaussian over these segments, one after the other."""
+        scale = flat_scales(self.scale, segments, like)
+        return DiagGaussian(like.new_full((), self.mean), scale)
+
+    def config(self) -> Json:
+        """Type, scale and mean."""
+        return {"type": "Normal", "scale": scale_config(self.scale), "mean": self.mean}

@@ -1,0 +1,182 @@
+"""How wide a prior is at each layer: a number, or a rule that reads it off the layer's shape."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+import torch
+
+from credo.errors import DataError
+from credo.types import Json, Segment, Vector
+
+
+@dataclass(frozen=True)
+class ScaleRule(ABC):
+    """A prior standard deviation for every segment."""
+
+    @abstractmethod
+    def scale(self, segment: Segment) -> float:
+        """The standard deviation of this segment's weights."""
+
+    def config(self) -> Json:
+        """JSON from which `scale_from_config` builds the same rule again."""
+        return {"rule": type(self).__name__, **asdict(self)}
+
+
+Scale: TypeAlias = float | ScaleRule
+"""A standard deviation for all weights, or a rule that gives each segment its own."""
+
+
+@dataclass(frozen=True)
+class FanIn(ScaleRule):
+    """Variance gain²/fan_in, so that a unit's input keeps its size whatever the width."""
+
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("gain", self.gain)
+
+    def scale(self, segment: Segment) -> float:
+        """gain/√fan_in."""
+        return self.gain / math.sqrt(segment.fan_in)
+
+
+@dataclass(frozen=True)
+class Glorot(ScaleRule):
+    """Variance 2/(fan_in + fan_out)."""
+
+    def scale(self, segment: Segment) -> float:
+        """√(2/(fan_in + fan_out))."""
+        return math.sqrt(2.0 / (segment.fan_in + segment.fan_out))
+
+
+@dataclass(frozen=True)
+class Kaiming(ScaleRule):
+    """Variance 2/((1 + a²)·fan_in), ``a`` the activation's negative slope: 0 for ReLU."""
+
+    a: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_finite("a", self.a)
+
+    def scale(self, segment: Segment) -> float:
+        """√(2/((1 + a²)·fan_in))."""
+        return math.sqrt(2.0 / ((1.0 + self.a**2) * segment.fan_in))
+
+
+@dataclass(frozen=True)
+class PerLayer(ScaleRule):
+    """Pairs of a layer's name, a parameter's name or a glob over those, and its scale.
+
+    An exact name wins over a glob, an earlier glob over a later one. What nothing matches gets
+    ``default``, and is an error if that is None. A key may match nothing, because a prior is also
+    asked about parts of a network. Pairs, not a mapping, because their order counts and JSON
+    objects may lose it.
+    """
+
+    table: tuple[tuple[str, float], ...]
+    default: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", tuple((str(key), value) for key, value in self.table))
+        for key, value in self.table:
+            check_positive(f"the scale of {key!r}", value)
+        if self.default is not None:
+            check_positive("default", self.default)
+
+    def scale(self, segment: Segment) -> float:
+        """The entry that names or matches the segment."""
+        for key, value in self.table:
+            if key in (segment.layer, segment.name):
+                return value
+        for key, value in self.table:
+            if fnmatch.fnmatchcase(segment.name, key):
+                return value
+        if self.default is None:
+            raise DataError(
+                f"no entry of the prior's scales {[key for key, _ in self.table]} matches "
+                f"{segment.name!r} of layer {segment.layer!r}; add one, or give a default"
+            )
+        return self.default
+
+
+RULES: dict[str, type[ScaleRule]] = {
+    rule.__name__: rule for rule in (FanIn, Glorot, Kaiming, PerLayer)
+}
+
+
+def check_scale(scale: Scale) -> None:
+    """Raise `DataError` unless this is a rule or a positive number."""
+    if not isinstance(scale, ScaleRule):
+        check_positive("scale", scale)
+
+
+def scale_config(scale: Scale) -> float | Json:
+    """JSON for a scale: the number itself, or the rule's config."""
+    return scale.config() if isinstance(scale, ScaleRule) else scale
+
+
+def scale_from_config(config: float | Json) -> Scale:
+    """The inverse of `scale_config`.
+
+    >>> scale_from_config({"rule": "FanIn", "gain": 2.0})
+    FanIn(gain=2.0)
+    """
+    if not isinstance(config, dict):
+        return config
+    settings = dict(config)
+    name = settings.pop("rule", None)
+    if not isinstance(name, str) or name not in RULES:
+        raise DataError(f"no rule for a prior's scale is called {name!r}; known: {sorted(RULES)}")
+    try:
+        return RULES[name](**settings)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the rule {name} can't be built from {settings}: {error}") from error
+
+
+def total_size(segments: Sequence[Segment]) -> int:
+    """The number of weights in these segments, at least one."""
+    size = sum(segment.size for segment in segments)
+    if size == 0:
+        raise DataError("a prior needs at least one weight, but the segments given hold none")
+    return size
+
+
+def flat_scales(scale: Scale, segments: Sequence[Segment], like: Vector) -> Vector:
+    """Standard deviations of the concatenated segments, (P,), like ``like``.
+
+    A scale that is the same everywhere is one number, expanded: it takes no memory. The segments
+    are taken in the order given; where they lie in the whole flat vector doesn't matter here.
+    """
+    size = total_size(segments)
+    if not isinstance(scale, ScaleRule):
+        return like.new_full((), scale).expand(size)
+    try:
+        scales = [scale.scale(segment) for segment in segments]
+    except ZeroDivisionError:
+        empty = [segment.name for segment in segments if segment.fan_in == 0]
+        raise DataError(
+            f"{type(scale).__name__} scales by the number of inputs, and {empty} have none; "
+            "make them deterministic or give the prior a number for a scale"
+        ) from None
+    if len(set(scales)) == 1:
+        return like.new_full((), scales[0]).expand(size)
+    sizes = torch.tensor([segment.size for segment in segments], device=like.device)
+    return like.new_tensor(scales).repeat_interleave(sizes, output_size=size)
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise `DataError` unless the value is a positive finite number."""
+    if not isinstance(value, float | int) or not 0 < value < math.inf:
+        raise DataError(f"{name} must be a positive finite float, but it is {value!r}")
+
+
+def check_finite(name: str, value: object) -> None:
+    """Raise `DataError` unless the value is a finite number."""
+    if not isinstance(value, float | int) or not math.isfinite(value):
+        raise DataError(f"{name} must be a finite float, but it is {value!r}")

@@ -1,0 +1,249 @@
+"""Where batches come from: tensors, datasets or loaders, in an order that can be resumed.
+
+`credo.fit` owns the order wherever it can: epoch e visits the examples in the permutation drawn
+from (seed, e), so any step of any epoch can be reached again. A user's own shuffling DataLoader is
+taken as it is, and its runs resume exactly at epoch boundaries only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from credo.errors import DataError
+from credo.model import Model, unpack_batch
+from credo.noise import key_to_seed
+from credo.types import Batch, Inputs
+
+
+class Feed(ABC):
+    """An epoch's batches, again and again."""
+
+    num_data: int
+    num_batches: int
+    exact: bool
+    """Whether the same (seed, epoch) always gives the same batches."""
+
+    @abstractmethod
+    def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, without the first ``skip``."""
+
+    @abstractmethod
+    def check(self, model: Model) -> None:
+        """Raise `DataError` if training on this can't be meant."""
+
+
+class TensorFeed(Feed):
+    """Examples that are rows of tensors."""
+
+    exact = True
+
+    def __init__(self, inputs: Inputs, targets: Tensor, batch_size: int) -> None:
+        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
+        self.num_data = len(targets)
+        self.num_batches = -(-self.num_data // batch_size)
+
+    def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Rows in the permutation of (seed, epoch)."""
+        order = permutation(self.num_data, seed, epoch).to(self.targets.device)
+        for rows in islice(order.split(self.batch_size), skip, None):
+            yield _rows(self.inputs, rows), self.targets[rows]
+
+    def check(self, model: Model) -> None:
+        """Finite inputs; outputs that exist; targets that the likelihood takes, all of them."""
+        for name, tensor in _named(self.inputs):
+            if len(tensor) != self.num_data:
+                raise DataError(
+                    f"{name} has {len(tensor)} examples but the targets {self.num_data}"
+                )
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = (~torch.isfinite(tensor.flatten(1))).any(1).nonzero().flatten().tolist()
+                raise DataError(
+                    f"{name} has NaN or infinite values in {len(bad)} of {self.num_data} examples "
+                    f"(rows {bad[:5]}{' …' if len(bad) > 5 else ''}): impute or drop them first"
+                )
+        first = slice(0, min(8, self.num_data))
+        outputs = trial_outputs(model, _rows(self.inputs, first))
+        for targets in self.targets.split(4096):
+            template = outputs[:1].expand(len(targets), *outputs.shape[1:])
+            model.likelihood.check(template, targets)
+
+
+class DatasetFeed(Feed):
+    """A map-style dataset, collated here so that the order is ours."""
+
+    exact = True
+
+    def __init__(self, dataset: Dataset[Any], batch_size: int) -> None:
+        self.dataset, self.batch_size = dataset, batch_size
+        self.num_data = len(dataset)  # type: ignore[arg-type]
+        self.num_batches = -(-self.num_data // batch_size)
+
+    def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Examples in the permutation of (seed, epoch)."""
+        order = permutation(self.num_data, seed, epoch)
+        for rows in islice(order.split(self.batch_size), skip, None):
+            yield unpack_batch(default_collate([self.dataset[int(row)] for row in rows]))
+
+    def check(self, model: Model) -> None:
+        """Look at the first few examples."""
+        examples = [self.dataset[i] for i in range(min(8, self.num_data))]
+        check_batch(model, unpack_batch(default_collate(examples)))
+
+
+class LoaderFeed(Feed):
+    """A user's DataLoader, in its own order."""
+
+    exact = False
+
+    def __init__(self, loader: DataLoader[Any], num_data: int) -> None:
+        self.loader, self.num_data = loader, num_data
+        try:
+            self.num_batches = len(loader)
+        except TypeError:
+            self.num_batches = -(-num_data // (loader.batch_size or 1))
+
+    def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """What the loader yields."""
+        for batch in islice(self.loader, skip, None):
+            yield unpack_batch(batch)
+
+    def check(self, model: Model) -> None:
+        """Look at the first batch."""
+        with torch.random.fork_rng(devices=[]):
+            first = next(iter(self.loader), None)
+        if first is None:
+            raise DataError("the DataLoader yields no batches")
+        check_batch(model, unpack_batch(first))
+
+
+def make_feed(data: Any, batch_size: int, model: Model, num_data: int | None = None) -> Feed:
+    """The feed for a tuple of tensors or arrays, a Dataset, or a DataLoader."""
+    if batch_size < 1:
+        raise DataError(f"batch_size={batch_size} must be at least 1")
+    if isinstance(data, DataLoader):
+        return LoaderFeed(data, num_data or _loader_size(data))
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, IterableDataset):
+        raise DataError(
+            "an IterableDataset has no examples to permute: wrap it in a DataLoader and say how "
+            "many there are with num_data=…"
+        )
+    if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")
+                                     and not isinstance(data, list | tuple | Mapping)):  # fmt: skip
+        if not len(data):  # type: ignore[arg-type]
+            raise DataError("the training data is empty")
+        return DatasetFeed(data, batch_size)
+    inputs, targets = unpack_batch(data)
+    like = model.flat.vector
+    inputs = _convert(inputs, like)
+    targets = _tensor(targets, like)
+    if targets.dim() == 0 or not len(targets):
+        raise DataError("the training data is empty")
+    return TensorFeed(inputs, targets, batch_size)
+
+
+def permutation(n: int, seed: int, epoch: int) -> Tensor:
+    """The order in which epoch ``epoch`` of the run ``seed`` visits n examples."""
+    generator = torch.Generator().manual_seed(key_to_seed(seed, 1, epoch))
+    return torch.randperm(n, generator=generator)
+
+
+def check_batch(model: Model, batch: Batch) -> None:
+    """Run one batch through network and likelihood, and refuse what can't be meant."""
+    inputs, targets = batch
+    for name, tensor in _named(inputs):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"{name} has NaN or infinite values: impute or drop them first")
+    model.likelihood.check(trial_outputs(model, inputs), targets)
+
+
+def trial_outputs(model: Model, inputs: Inputs) -> Tensor:
+    """The outputs of a forward pass that leaves no trace, with a clear error if it can't run."""
+    modes = {module: module.training for module in model.net.modules()}
+    model.net.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return model.outputs(inputs)
+    except (RuntimeError, TypeError, IndexError) as error:
+        shapes = {name: tuple(tensor.shape) for name, tensor in _named(inputs)}
+        raise DataError(
+            f"the network can't take these inputs ({shapes}): {error}. The first dimension counts "
+            "examples; the others must be what the network expects."
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch where the network is."""
+    inputs, targets = batch
+    if targets.device == device:
+        return batch
+    if isinstance(inputs, Tensor):
+        return inputs.to(device), targets.to(device)
+    if isinstance(inputs, Mapping):
+        return {k: v.to(device) for k, v in inputs.items()}, targets.to(device)
+    return tuple(v.to(device) for v in inputs), targets.to(device)
+
+
+def _loader_size(loader: DataLoader[Any]) -> int:
+    try:
+        size = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise DataError(
+            "the DataLoader's dataset has no length, so the number of training examples is "
+            "unknown. The KL is weighted by it and it is never guessed from a batch: "
+            "say it with num_data=…"
+        ) from error
+    if not size:
+        raise DataError("the training data is empty")
+    return size
+
+
+def _named(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(inputs, Tensor):
+        yield "the input", inputs
+    elif isinstance(inputs, Mapping):
+        yield from inputs.items()
+    else:
+        for index, tensor in enumerate(inputs):
+            yield f"input {index}", tensor
+
+
+def _rows(inputs: Inputs, rows: Tensor | slice) -> Inputs:
+    if isinstance(inputs, Tensor):
+        return inputs[rows]
+    if isinstance(inputs, Mapping):
+        return {name: tensor[rows] for name, tensor in inputs.items()}
+    return tuple(tensor[rows] for tensor in inputs)
+
+
+def _convert(inputs: Any, like: Tensor) -> Inputs:
+    if isinstance(inputs, Mapping):
+        return {name: _tensor(value, like) for name, value in inputs.items()}
+    if isinstance(inputs, Sequence) and inputs and isinstance(inputs[0], Tensor | np.ndarray):
+        return tuple(_tensor(value, like) for value in inputs)
+    return _tensor(inputs, like)
+
+
+def _tensor(value: Any, like: Tensor) -> Tensor:
+    """On the network's device; floating values in its dtype, integers as int64."""
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"can't make a tensor of {type(value).__name__}: {error}") from error
+    if tensor.is_floating_point():
+        return tensor.to(like.device, like.dtype)
+    if tensor.dtype in (torch.int8, torch.int16, torch.int32, torch.uint8):
+        tensor = tensor.long()
+    return tensor.to(like.device)

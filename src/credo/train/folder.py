@@ -1,0 +1,135 @@
+"""A run as a folder: configuration, environment, metrics, and the state to resume from.
+
+    config.json         what was asked for: a run resumes only under the same configuration
+    env.json            where it ran
+    metrics.jsonl       one line per epoch
+    state.safetensors   the last checkpoint, replaced atomically
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import credo.version
+from credo import storage
+from credo.errors import CheckpointError, FileFormatError
+from credo.types import Json
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.state_path = self.path / "state.safetensors"
+        self.metrics_path = self.path / "metrics.jsonl"
+
+    def begin(self, config: Json, resume: bool) -> bool:
+        """Whether there is a run of this configuration to resume; starts a new one otherwise."""
+        stored = self._read_config()
+        if stored is not None and resume and self.state_path.exists():
+            different = differences(stored, json.loads(json.dumps(config)))
+            if different:
+                raise CheckpointError(
+                    f"{self.path} holds a run with other settings: {'; '.join(different)}. "
+                    "Use another folder, or resume=False to start it anew."
+                )
+            return True
+        self.path.mkdir(parents=True, exist_ok=True)
+        for leftover in (self.state_path, self.metrics_path):
+            leftover.unlink(missing_ok=True)
+        self._write_json("config.json", config)
+        self._write_json("env.json", environment())
+        return False
+
+    def checkpoint(self, tensors: dict[str, Tensor], meta: Json) -> None:
+        """Replace the checkpoint, unless the state is damaged: the last good one is worth more."""
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(
+                    f"{name} is not finite, so the checkpoint at {self.state_path} was kept as it was"
+                )
+        storage.write_tensors(self.state_path, tensors, {"kind": "checkpoint", **meta})
+
+    def restore(self) -> tuple[dict[str, Tensor], Json]:
+        """The last checkpoint."""
+        tensors, meta = storage.read_tensors(self.state_path)
+        if meta.get("kind") != "checkpoint":
+            raise FileFormatError(f"{self.state_path} is not a checkpoint of a run")
+        return tensors, meta
+
+    def append(self, record: Json) -> None:
+        """One line of metrics."""
+        with self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(record)) + "\n")
+
+    def records_before(self, epoch: int) -> list[Json]:
+        """The metrics of the epochs before this one; later lines, being redone, are dropped."""
+        records = []
+        lines = (
+            self.metrics_path.read_text(encoding="utf-8").splitlines()
+            if self.metrics_path.exists()
+            else []
+        )
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break  # a line cut off by the crash; everything after it is redone
+            if record["epoch"] < epoch:
+                records.append(record)
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        storage.write_atomically(self.metrics_path, text.encode())
+        return records
+
+    def _read_config(self) -> Json | None:
+        path = self.path / "config.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} can't be read ({error}); use another folder") from error
+
+    def _write_json(self, name: str, content: Json) -> None:
+        text = json.dumps(_plain(content), indent=2) + "\n"
+        storage.write_atomically(self.path / name, text.encode())
+
+
+def environment() -> Json:
+    """Versions and machine, for the record."""
+    return {
+        "credo": credo.version.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def differences(stored: Any, asked: Any, where: str = "") -> list[str]:
+    """Where two configurations differ, in words."""
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        keys = sorted(stored.keys() | asked.keys())
+        return [
+            text
+            for key in keys
+            for text in differences(stored.get(key), asked.get(key), f"{where}.{key}".lstrip("."))
+        ]
+    return [] if stored == asked else [f"{where} was {stored!r} and is now {asked!r}"]
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
