@@ -21,6 +21,9 @@ from credo.types import FlatDistribution, Vector
 _MAX_SAMPLED_NUMBERS = 2**22
 """How many numbers `kl_monte_carlo` holds at once: 32 MB in float64."""
 
+_LOG_2_LESS_UNIT_ENTROPY = math.log(2) - 0.5 * math.log(2 * math.pi * math.e)
+"""ln 2b − ½ ln 2πeσ² without its ln(b/σ)."""
+
 _Terms = Callable[[Any, Any], Vector]
 _AnyTerms = TypeVar("_AnyTerms", bound=_Terms)
 
@@ -41,22 +44,17 @@ def _gaussian_gaussian(q: DiagGaussian, p: DiagGaussian) -> Vector:
     # With l = ln(σ/s) the first bracket is expm1(2l) − 2l: exact also where q is nearly p, where
     # the bracket as written would be nothing but rounding error.
     log_ratio = (q.scale / p.scale).log()
-    return (
-        0.5 * torch.expm1(2 * log_ratio) - log_ratio + 0.5 * ((q.mean - p.mean) / p.scale).square()
-    )
+    distance = (q.mean - p.mean) / p.scale
+    return 0.5 * torch.expm1(2 * log_ratio) - log_ratio + 0.5 * distance.square()
 
 
 @_register(DiagGaussian, FlatLaplace)
 def _gaussian_laplace(q: DiagGaussian, p: FlatLaplace) -> Vector:
     """E|θ|/b + ln 2b − ½ ln 2πeσ², where E|θ| = σ√(2/π)·e^(−μ²/2σ²) + μ·erf(μ/(σ√2))."""
     z = q.mean / q.scale
-    mean_abs = q.scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square()) + q.mean * torch.erf(
-        z / math.sqrt(2)
-    )
-    log_volume_ratio = (
-        (p.decay / q.scale).log() + math.log(2) - 0.5 * math.log(2 * math.pi * math.e)
-    )
-    return mean_abs / p.decay + log_volume_ratio
+    folded = math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square())
+    mean_abs = q.scale * folded + q.mean * torch.erf(z / math.sqrt(2))
+    return mean_abs / p.decay + (p.decay / q.scale).log() + _LOG_2_LESS_UNIT_ENTROPY
 
 
 def has_closed_form(q: FlatDistribution, p: FlatDistribution) -> bool:

@@ -126,7 +126,7 @@ plain = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(plain, st.sampled_from([2, 3, 4, 5]))
 def test_plain_objects_come_out_of_a_pickle_as_python_reads_them(thing: object, p: int) -> None:
     assert read_pickle(pickle.dumps(thing, p), Path("x")) == thing

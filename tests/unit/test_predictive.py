@@ -114,6 +114,13 @@ def test_identical_samples_share_no_information():
     torch.testing.assert_close(pred.entropy, pred.expected_entropy, **EXACT)
 
 
+def test_rounding_never_makes_information_negative():
+    outputs = normal(1, 1000, 5, dtype=torch.float32) + 1e-4 * normal(9, 1000, 5).float()
+    pred = Predictive(outputs, Categorical())
+    assert (pred.entropy < pred.expected_entropy).any()
+    assert (pred.mutual_information >= 0).all()
+
+
 def test_saturated_and_impossible_classes_give_numbers():
     outputs = torch.tensor([[[1e4, 0.0, -math.inf]], [[0.0, 1e4, -math.inf]]])
     pred = Predictive(outputs, Categorical())

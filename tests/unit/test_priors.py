@@ -44,7 +44,7 @@ def test_isotropic_normal_is_torchs_and_takes_no_memory() -> None:
         (Normal.fan_in(gain=3.0), [3 * 12**-0.5, 3 * 12**-0.5, 3 * 5**-0.5]),
         (Normal.glorot(), [0.1**0.5, 0.1**0.5, 0.5]),
         (Normal.kaiming(), [6**-0.5, 6**-0.5, 0.4**0.5]),
-        (Normal.kaiming(a=1.0), [12**-0.5, 12**-0.5, 5**-0.5]),
+        (Normal.kaiming(a=2.0), [30**-0.5, 30**-0.5, 0.08**0.5]),
         (Laplace(FanIn()), [12**-0.5, 12**-0.5, 5**-0.5]),
     ],
 )

@@ -26,6 +26,10 @@ class Family(ABC):
     mean: Vector
     """The mean, (P,)."""
 
+    scale: Vector
+    """The standard deviation of each weight, (P,)."""
+
+
     @property
     def size(self) -> int:
         """P, the number of weights."""

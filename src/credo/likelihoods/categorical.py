@@ -135,9 +135,9 @@ class Categorical(Classification):
                 f"{tuple(targets.shape)} have dtype {targets.dtype}. Use targets.long() if they "
                 "hold class numbers, targets.argmax(1) if they are one-hot."
             )
-        batch, _, *spatial = outputs.shape
-        if targets.shape != (batch, *spatial):
+        expected = outputs.shape[:1] + outputs.shape[2:]
+        if targets.shape != expected:
             raise DataError(
                 f"Targets of shape {tuple(targets.shape)} do not fit outputs of shape "
-                f"{tuple(outputs.shape)}: one label per distribution is {(batch, *spatial)}."
+                f"{tuple(outputs.shape)}: one label per distribution is {tuple(expected)}."
             )

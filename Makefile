@@ -1,0 +1,33 @@
+# On a fresh machine with Python ≥ 3.11, pip and make, every target sets itself up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: demo test lint types bench clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/credo demo
+
+# One thread per worker: two workers on two cores would otherwise fight over them.
+test: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The rivals are installed without their dependencies, so that they can't touch torch; what does
+# not install or import is reported and left out.
+bench: $(VENV)/.installed
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/rivals.txt
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,65 @@
+"""The import direction of the architecture: a module imports only from layers below its own."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "credo"
+
+LAYERS = [
+    {"errors", "types", "version"},
+    {"noise", "quadrature", "storage", "params", "likelihoods", "metrics", "data"},
+    {"families"},
+    {"priors"},
+    {"kl", "model", "predictive"},
+    {"posterior", "expectations"},
+    {"objectives"},
+    {"methods"},
+    {"train"},
+    {"sweep", "report"},
+    {"experiments", "demo"},
+    {"cli", "__main__"},
+]
+"""From the bottom up. Inside a layer only the chains of `WITHIN` are allowed."""
+
+WITHIN = {("noise", "types"), ("types", "errors"), ("params", "errors")}
+
+DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The top-level parts of credo that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            parts = node.module.split(".")
+            if parts[0] == "credo":
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "credo" and len(parts) > 1:
+                    found.add(parts[1])
+    return found
+
+
+FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_downwards(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert own in DEPTH, f"{own} has no layer: put it into LAYERS (and DESIGN) deliberately"
+    for other in imports_of(path) - {own}:
+        if DEPTH.get(other, -1) == -1:
+            continue  # a public name imported from the package root
+        if DEPTH[other] == DEPTH[own]:
+            assert (own, other) in WITHIN, f"{path.name}: {own} and {other} share a layer"
+        assert DEPTH[other] <= DEPTH[own], f"{path.name}: {own} may not import {other} above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_stay_readable(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 420, f"{path.name} has {lines} lines: split it by idea"
