@@ -103,7 +103,7 @@ class TableNoise:
         # mode="clip" skips numpy's bounds check; 16 bits can't be out of bounds.
         np.take(_pairs(), words[:pairs], out=numbers[: 2 * pairs].view(np.float64), mode="clip")
         if len(numbers) % 2:
-            numbers[-1] = _pairs()[words[pairs]].view(np.float32)[0]
+            numbers[-1] = _pairs().view(np.float32)[2 * int(words[pairs])]
 
 
 @cache

@@ -349,6 +349,7 @@ def test_nothing_can_be_set_and_copies_work(case):
 def test_quantities_are_computed_once_and_carry_no_gradient(case):
     likelihood, shape, names = case
     pred = Predictive(normal(*shape).requires_grad_(), likelihood)
+    assert not pred.outputs.requires_grad
     for name in names:
         assert getattr(pred, name) is getattr(pred, name)
         assert not getattr(pred, name).requires_grad

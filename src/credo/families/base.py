@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Generator, Tensor
@@ -26,9 +26,12 @@ class Family(ABC):
     mean: Vector
     """The mean, (P,)."""
 
-    scale: Vector
-    """The standard deviation of each weight, (P,)."""
-
+    if TYPE_CHECKING:
+        # Either a field or a property of the concrete family. At run time a property here would
+        # become the default value of the field.
+        @property
+        def scale(self) -> Vector:
+            """The standard deviation of each weight, (P,)."""
 
     @property
     def size(self) -> int:

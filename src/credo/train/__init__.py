@@ -1,5 +1,5 @@
 """Training: the one loop, its data, its folder."""
 
-from credo.train.fit import fit
+from credo.train.loop import fit
 
 __all__ = ["fit"]

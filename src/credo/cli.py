@@ -1,0 +1,169 @@
+"""The command line. Each command is one call into a module, imported only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from credo.errors import CredoError
+from credo.version import __version__
+
+app = typer.Typer(
+    help="Bayesian neural networks: predictions that know what they do not know.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# Typer carries its own click or imports the installed one, by version; this is the exception from
+# which either derives all complaints about what was typed.
+WrongCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
+
+INTERRUPTED = 130
+
+
+class Preset(StrEnum):
+    """How much an experiment computes."""
+
+    quick = "quick"
+    paper = "paper"
+
+
+def _writable(folder: Path) -> Path:
+    """Refuse a folder that can't be written to before anything is computed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise typer.BadParameter(f"can't write to {str(folder)!r}: {reason}") from error
+    return folder
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"credo {__version__}")
+        raise typer.Exit
+
+
+OutputFolder = Annotated[
+    Path, typer.Option(help="Where the results are written.", callback=_writable)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    folder: OutputFolder = Path("credo-demo"),
+    seed: Annotated[int, typer.Option(help="Same seed, same numbers.", min=0)] = 0,
+    epochs: Annotated[int, typer.Option(help="Passes over the training digits.", min=1)] = 60,
+) -> None:
+    """Compare several methods on handwritten digits; writes figures and a page to look at."""
+    from credo.demo import run as run_demo
+
+    run_demo(folder, seed, epochs)
+
+
+@app.command("list")
+def list_experiments(json: AsJson = False) -> None:
+    """List the experiments and the claims they test."""
+    from credo.experiments import commands
+
+    commands.list_experiments(json=json)
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment; `credo list` names them.")],
+    preset: Annotated[
+        Preset, typer.Option(help="quick: a minute or so; paper: the paper's scale.")
+    ] = Preset.quick,
+    seeds: Annotated[int, typer.Option(help="How many seeds to repeat it with.", min=1)] = 3,
+    folder: OutputFolder = Path("runs"),
+    jobs: Annotated[int, typer.Option(help="Processes to use at once.", min=1)] = 2,
+) -> None:
+    """Run one experiment and judge its claims."""
+    from credo.experiments import commands
+
+    commands.run(name=name, preset=preset.value, seeds=seeds, folder=folder, jobs=jobs)
+
+
+@app.command()
+def claims(
+    json: AsJson = False,
+    folder: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs"),
+) -> None:
+    """Show every claim of the papers with its verdict."""
+    from credo.experiments import commands
+
+    commands.claims(json=json, folder=folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit code: 0 well, 1 refused or failed, 2 mistyped."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        with _tidy_warnings():
+            code = app(arguments, prog_name="credo", standalone_mode=False)
+    except WrongCommandLine as error:
+        return _complain(_without_full_stop(error), _help_hint(error), code=2)
+    except CredoError as error:
+        return _complain(str(error), *getattr(error, "__notes__", ()), code=1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", code=INTERRUPTED)
+    except BrokenPipeError:
+        # The reader left, as `credo list | head` does; what Python flushes on exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _complain(*parts: str, code: int) -> int:
+    message = Text.assemble(("credo: ", "bold red"), " ".join(part for part in parts if part))
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    return code
+
+
+def _without_full_stop(error: Any) -> str:
+    text: str = error.format_message()
+    return text.removesuffix(".")
+
+
+def _help_hint(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"(see {context.command_path} --help)" if context is not None else ""
+
+
+@contextmanager
+def _tidy_warnings() -> Iterator[None]:
+    """Warnings as one line each, without the source code around them."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        text = Text.assemble(("warning: ", "bold yellow"), str(message))
+        Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
