@@ -102,7 +102,9 @@ NETWORKS = {
         (3, 2, 8), set(),
     ),
     "batch norm": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)
+        ),
         (6, 4), set(),
     ),
     "attention": (lambda: Attention(), (3, 5, 4), set()),
@@ -116,7 +118,8 @@ NETWORKS = {
         },
     ),
     "transformer": (
-        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True), (3, 5, 4), set(),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True),
+        (3, 5, 4), set(),
     ),
     "recurrent": (
         Recurrent, (3, 5, 4),
@@ -389,7 +392,7 @@ ATTENTION = {
     "cross": ({"batch_first": True}, "qkk", {"key_padding_mask": padding(6, 4, 1)}),
     "three": (
         {"batch_first": True}, "qkv",
-        {"key_padding_mask": padding(6, 4, 1), "attn_mask": normal(5, 6), "need_weights": False},
+        {"key_padding_mask": normal(3, 6), "attn_mask": normal(5, 6), "need_weights": False},
     ),
     "separate": ({"kdim": 3, "vdim": 2, "batch_first": True}, "qab", {}),
     "no bias": ({"bias": False}, "qqq", {}),

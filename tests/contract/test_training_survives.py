@@ -24,7 +24,7 @@ METHODS = {
     "VI, flipout": lambda: credo.VI(lr=0.01, noise="flipout"),
     "VI, two samples": lambda: credo.VI(lr=0.01, samples=2, kl_weights=0.5, warmup=1.0),
     "VI, sgd": lambda: credo.VI(lr=0.01, optimizer="sgd"),
-    "VI, score": lambda: credo.VI(lr=0.001, estimator="score", samples=2),
+    "VI, score": lambda: credo.VI(lr=0.01, estimator="score", samples=4),
 }
 """Every method goes through the same table: add yours."""
 
@@ -45,9 +45,9 @@ def data(n: int = 100) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fit(method, folder=None, epochs=4, network=None, train=None, **more) -> credo.Posterior:
-    model = credo.Model(network or net(), credo.likelihoods.Categorical())
+    model = credo.Model(net() if network is None else network, credo.likelihoods.Categorical())
     return credo.fit(
-        model, method, train or data(), epochs=epochs, batch_size=16, seed=3, folder=folder,
+        model, method, data() if train is None else train, epochs=epochs, batch_size=16, seed=3, folder=folder,
         progress=False, **more,
     )  # fmt: skip
 
@@ -188,15 +188,15 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch) -> None:
 
 def test_another_configuration_is_refused_in_words(tmp_path) -> None:
     fit(credo.VI(), tmp_path / "run", epochs=1)
-    with pytest.raises(CheckpointError, match=r"method\.lr was 0\.001 and is now 0\.5"):
-        fit(credo.VI(lr=0.5), tmp_path / "run")
-    fit(credo.VI(lr=0.5), tmp_path / "run", epochs=1, resume=False)
+    with pytest.raises(CheckpointError, match=r"method\.lr was 0\.001 and is now 0\.002"):
+        fit(credo.VI(lr=0.002), tmp_path / "run")
+    fit(credo.VI(lr=0.002), tmp_path / "run", epochs=1, resume=False)
 
 
 def test_a_nonfinite_loss_stops_and_keeps_the_last_good_state(tmp_path) -> None:
     with pytest.raises(NonFiniteError, match=r"step \d+ \(epoch \d+, batch \d+\)") as caught:
         fit(credo.MAP(lr=1e30, optimizer="sgd"), tmp_path / "run")
-    assert "weights of" in str(caught.value)
+    assert "the largest in 0.weight" in str(caught.value) or "weights of" in str(caught.value)
     assert "state.safetensors" in caught.value.__notes__[0]
     tensors, _ = credo.storage.read_tensors(tmp_path / "run" / "state.safetensors")
     assert all(torch.isfinite(t).all() for t in tensors.values() if t.is_floating_point())
@@ -218,7 +218,7 @@ class Unsized(torch.utils.data.IterableDataset):
 X, Y = data()
 BAD_DATA = {
     "empty": ((X[:0], Y[:0]), "empty"),
-    "label range": ((X, Y + 2), r"\b4\b"),
+    "label range": ((X, Y + 2), "Label 3 at index"),
     "negative label": ((X, Y - 1), "-1"),
     "float labels": ((X, Y.float() + 0.5), "float"),
     "nan inputs": ((X.clone().fill_(float("nan")), Y), "NaN or infinite values in 100"),

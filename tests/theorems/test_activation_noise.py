@@ -90,13 +90,15 @@ def test_outputs_have_the_mean_and_covariance_of_weight_noise(kind, layer, shape
         outputs.append(case.net(x))
         return outputs[-1].sum()
 
-    case.draws(kind(noise.source("normal", seed=3)), energy, 1500)
+    case.draws(kind(noise.source("normal", seed=3)), energy, 800)
     draws = torch.stack(outputs[1:]).detach().flatten(1)  # the first forward pass is the survey
 
     jacobian = jacrev(case.call)(case.mean, x).flatten(0, -2)
     covariance = jacobian * case.scale.square() @ jacobian.T
     example = torch.arange(len(x)).repeat_interleave(len(jacobian) // len(x))
-    same = torch.eye(len(jacobian)) if kind is LocalReparameterisation else example == example[:, None]
+    same = (
+        torch.eye(len(jacobian)) if kind is LocalReparameterisation else example == example[:, None]
+    )
     centred = draws - case.call(case.mean, x).flatten().detach()
     products = centred.unsqueeze(1) * centred.unsqueeze(2)
     assert_means_agree(centred, torch.zeros_like(centred[0]))
@@ -123,7 +125,7 @@ def test_gradient_of_linear_regression_is_the_exact_one_on_average(kind, net, sa
     case = Experiment(net)
     x, y = uniform(4, 3, seed=5) - 0.3, uniform(4, 1, seed=6)
     estimator = kind(noise.source("normal", seed=1))
-    draws = case.draws(estimator, lambda: half_square(case.net(x), y), 1200, samples)
+    draws = case.draws(estimator, lambda: half_square(case.net(x), y), 600, samples)
 
     inputs = torch.cat([x, torch.ones(4, 1)], dim=1)
     mean, scale = case.mean.clone().requires_grad_(), case.scale.clone().requires_grad_()
@@ -137,7 +139,7 @@ def test_gradient_of_a_deep_network_is_that_of_weight_noise_on_average(kind):
     case = Experiment(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)))
     x, y = uniform(3, 2, seed=5) - 0.3, uniform(3, 2, seed=6)
     draws = case.draws(
-        kind(noise.source("normal", seed=1)), lambda: half_square(case.net(x), y), 1500
+        kind(noise.source("normal", seed=1)), lambda: half_square(case.net(x), y), 1000
     )
     reference = case.weight_noise_draws(half_square, x, y, 20_000)
     assert_means_agree(draws, reference.mean(0), reference.std(0) / len(reference) ** 0.5)
@@ -148,7 +150,7 @@ def test_flipout_is_unbiased_through_a_convolution_with_a_nonlinear_loss():
     case = Experiment(nn.Sequential(nn.Conv1d(2, 2, 2), nn.Flatten(), nn.Tanh(), nn.Linear(4, 1)))
     x, y = uniform(3, 2, 3, seed=5) - 0.3, uniform(3, 1, seed=6)
     draws = case.draws(
-        Flipout(noise.source("normal", seed=1)), lambda: half_square(case.net(x), y), 1500
+        Flipout(noise.source("normal", seed=1)), lambda: half_square(case.net(x), y), 1000
     )
     reference = case.weight_noise_draws(half_square, x, y, 20_000)
     assert_means_agree(draws, reference.mean(0), reference.std(0) / len(reference) ** 0.5)

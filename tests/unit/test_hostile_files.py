@@ -274,6 +274,7 @@ def test_a_gzip_bomb_behind_a_small_header_is_not_unpacked(file: Path) -> None:
         (cifar_python(data=np.zeros((2, 3072), "i2")), "'data' is missing"),
         (cifar_python(data=np.array([None])), "numpy.dtype in a way"),
         (pickle.dumps([1, 2], 2), "'data' is missing"),
+        (cifar_python().replace(b"K\x02M\x00\x0c", b"K\x03M\x00\x0c"), "and brings 6,144 bytes"),
     ],
 )
 def test_wrong_cifar_files(file: Path, content: bytes, message: str) -> None:
@@ -351,6 +352,13 @@ def test_an_archive_that_unpacks_without_end_is_stopped(
         read_cifar_set(file, 100)
 
 
+def resized_mat(*sizes: int) -> bytes:
+    true_sizes = struct.pack("<4i", 32, 32, 3, 2)
+    content = mat(compressed=False)
+    assert content.count(true_sizes) == 1
+    return content.replace(true_sizes, struct.pack("<4i", *sizes))
+
+
 def compressed_element(inner_length: int, payload: bytes) -> bytes:
     packed = zlib.compress(struct.pack("<II", 14, inner_length) + payload)
     return mat()[:128] + struct.pack("<II", 15, len(packed)) + packed
@@ -365,6 +373,9 @@ def compressed_element(inner_length: int, payload: bytes) -> bytes:
         (compressed_element(2**31 - 1, bytes(8)), "can hold at most"),
         (compressed_element(4000, bytes(8)), "ends after 8|can hold at most"),
         (compressed_element(8, bytes(16)), "more data follows"),
+        (resized_mat(32, 32, 3, 3), r"promises shape \(32, 32, 3, 3\) and brings 6,144 values"),
+        (resized_mat(2**31 - 1, 2**31 - 1, 2**31 - 1, 2), "brings 6,144 values"),
+        (resized_mat(-32, -32, 3, 2), "sizes are not 2 to 8 counts"),
         (mat(X=np.zeros((32, 32, 3, 2))), "X is .* of float64"),
         (mat(X=np.zeros((32, 32, 2), "u1")), "X is"),
         (mat(y=np.ones((3, 1), "u1")), "y is"),

@@ -19,7 +19,9 @@ uncorrelated (flipout). Within an example, flipout keeps one weight for all pixe
 provided that examples lie along the first dimension (attention knows better; a linear map on a
 sequence-first tensor does not). Local reparameterisation draws every output element apart: the
 variances are right, but the covariances between positions of a convolution or sequence, which
-weight noise would have, are dropped. It is exact for layers that meet each example once.
+weight noise would have, are dropped. It is exact for layers that meet each example once. A loss
+that is no mean over examples (batch normalisation, contrastive losses) also sees that examples no
+longer err together, under both.
 
 A network is not rewritten: `credo.params.seam` replaces the calls. Segments without a seam
 (recurrent kernels, embeddings, tied or reused weights, whose noise must be common to all uses) get
@@ -87,14 +89,12 @@ class ActivationNoise(ABC):
         noise = torch.empty_like(sampled_mean)
         if routes.sampled.size:
             self.noise.fill(noise, *key, 0)
-            routes.put_sampled(
-                torch.addcmul(sampled_mean, part(routes.sampled, step.scale), noise)
-            )
+            routes.put_sampled(torch.addcmul(sampled_mean, part(routes.sampled, step.scale), noise))
         met = _Met(self._handler(routes.leaves, key))
         with Seam(routes.leaves, met):
             loss = step.energy()
         routes.leaf_grads.zero_()
-        (loss if step.samples == 1 else loss / step.samples).backward()
+        torch.autograd.backward(loss if step.samples == 1 else loss / step.samples)
         routes.check_all_met(met)
 
         first = sample == 0
@@ -119,7 +119,8 @@ class ActivationNoise(ABC):
 class LocalReparameterisation(ActivationNoise):
     """Fresh noise for every output element, from the output's own variance.
 
-    ``∂/∂σ`` comes from the leaf v = σ² of each segment: ∂/∂σ = 2σ ∂/∂v.
+    ``∂/∂σ`` comes from the leaf v = σ²/4 of each segment: ∂/∂σ = σ/2 · ∂/∂v. With the quarter the
+    noise is 2√v ε and its slope ε/√v, which saves a pass over every activation.
 
         >>> import credo.noise, credo.params, torch
         >>> from credo.expectations.step import Step
@@ -136,8 +137,9 @@ class LocalReparameterisation(ActivationNoise):
     """
 
     def _prepare(self, values: Vector, scale: Vector, key: tuple[int, ...]) -> Vector:
-        torch.square(scale, out=values)
-        return 2.0 * scale
+        half = 0.5 * scale
+        torch.square(half, out=values)
+        return half
 
     def _handler(
         self, leaves: dict[int, Tensor], key: tuple[int, ...]
@@ -154,13 +156,13 @@ class LocalReparameterisation(ActivationNoise):
                 # Squares of half-precision numbers leave its range: stay in the leaves' dtype.
                 with torch.autocast(device, enabled=False):
                     squares = call.inputs.to(weight.dtype).square()
-                    variance = call.apply(squares, weight, bias).to(mean.dtype)
+                    quarter = call.apply(squares, weight, bias).to(mean.dtype)
             else:
-                variance = call.apply(call.inputs.square(), weight, bias)
+                quarter = call.apply(call.inputs.square(), weight, bias)
             noise = torch.empty_like(mean)
             # Dense in any memory format, so it can be filled as one line of numbers.
             self.noise.fill(noise.as_strided((noise.numel(),), (1,)), *key, calls)
-            return _WithNoise.apply(mean, variance, noise)
+            return _WithNoise.apply(mean, quarter, noise)  # type: ignore[no-untyped-call]
 
         return local
 
@@ -200,7 +202,7 @@ class Flipout(ActivationNoise):
 
 
 class _WithNoise(torch.autograd.Function):
-    """mean + √variance ∘ noise, in place where nobody looks.
+    """mean + 2√quarter ∘ noise; overwrites ``quarter`` and ``noise``, which nobody else needs.
 
     Where the variance is zero (all inputs of a unit are zero) the noise is zero whatever σ is, so
     its derivative is taken as zero: 1/√0 would make NaN of it. Fast convolutions may also round a
@@ -208,11 +210,11 @@ class _WithNoise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, mean, variance, noise):  # type: ignore[no-untyped-def]
-        deviation = variance.clamp_min(0.0).sqrt_()
-        out = torch.addcmul(mean, deviation, noise)
-        slope = noise.div_(deviation.mul_(2.0))
-        ctx.save_for_backward(slope.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
+    def forward(ctx, mean, quarter, noise):  # type: ignore[no-untyped-def]
+        half = quarter.clamp_min_(0.0).sqrt_()
+        out = torch.addcmul(mean, half, noise, value=2.0)
+        slope = noise.div_(half).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        ctx.save_for_backward(slope)
         return out
 
     @staticmethod

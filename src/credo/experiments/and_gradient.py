@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from credo.experiments.and_model import elbo, log_likelihood, truth_table
 from credo.experiments.experiment import Experiment, Settings, Verdict
 from credo.families import DiagGaussian
 from credo.quadrature import gauss_hermite
+from credo.report.style import blank_figure, save
 from credo.types import Json
 
 TOLERANCE = 1e-10
@@ -106,15 +106,13 @@ def check(results: list[Json]) -> Verdict:
 
 def figures(results: list[Json], folder: Path) -> list[Path]:
     """Both forms against automatic differentiation."""
-    figure = Figure(figsize=(4.5, 4), layout="constrained")
+    figure = blank_figure(4.5, 4)
     axes = figure.subplots()
     for name in ("corrected", "printed"):
         axes.plot(results[0]["truth"], results[0][name], ".", label=name)
     axes.set(xlabel="automatic differentiation", ylabel="eq. 2.4.4")
     axes.legend()
-    path = folder / "and-gradient.png"
-    figure.savefig(path, dpi=150)
-    return [path]
+    return [save(figure, folder / "and-gradient.png")]
 
 
 def _likelihood_gradient(w: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def mean_field_optimum(copies: float) -> DiagGaussian:
     """The best q: what variational inference should find, by a method of its own (L-BFGS).
 
     >>> mean_field_optimum(copies=0).scale                     # no data: the prior
-    tensor([1.0000, 1.0000, 1.0000], dtype=torch.float64)
+    tensor([1., 1., 1.], dtype=torch.float64)
     """
 
     def negative_elbo(theta: np.ndarray) -> tuple[float, np.ndarray]:

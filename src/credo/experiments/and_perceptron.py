@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import credo
@@ -28,6 +27,7 @@ from credo.experiments.and_model import (
     truth_table,
 )
 from credo.experiments.experiment import Experiment, Settings, Verdict, summarise
+from credo.report.style import blank_figure, save
 from credo.types import Json
 
 ROWS = ("00", "01", "10", "11")
@@ -118,24 +118,32 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     inputs = torch.cat([plane, torch.ones(len(plane), 1, dtype=torch.float64)], 1)
     before = torch.tensor(first["initial_mean"]).double(), torch.ones(3, dtype=torch.float64)
     after = torch.tensor(first["mean"]).double(), torch.tensor(first["scale"]).double()
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    figure = blank_figure(11, 3.2)
     loss, *maps = figure.subplots(1, 3)
     loss.plot(first["loss"], linewidth=0.8)
-    loss.axhline(-first["best_elbo"] / 100, color="black", linestyle=":", label="best mean-field q")
+    loss.axhline(
+        -first["best_elbo"] / AndSettings.num_data,
+        color="black",
+        linestyle=":",
+        label="best mean-field q",
+    )
     loss.set(xlabel="step", ylabel="loss per observation")
     loss.legend()
     for axes, title, q in zip(maps, ("before", "after"), (before, after), strict=True):
         probs = predictive(*q, inputs).reshape(81, 81)
         image = axes.imshow(
-            probs.T, origin="lower", extent=(-0.5, 1.5, -0.5, 1.5), vmin=0, vmax=1, cmap="coolwarm"
+            probs.T.numpy(),
+            origin="lower",
+            extent=(-0.5, 1.5, -0.5, 1.5),
+            vmin=0,
+            vmax=1,
+            cmap="coolwarm",
         )
         axes.plot([0, 0, 1], [0, 1, 0], "o", color="black")
         axes.plot([1], [1], "*", color="black", markersize=12)
         axes.set(title=f"P(y = 1 | x) {title} training", xlabel="x₁", ylabel="x₂")
     figure.colorbar(image, ax=maps)
-    path = folder / "and-perceptron.png"
-    figure.savefig(path, dpi=150)
-    return [path]
+    return [save(figure, folder / "and-perceptron.png")]
 
 
 EXPERIMENT = Experiment(

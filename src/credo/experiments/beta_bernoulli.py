@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy.optimize import minimize_scalar
 
 from credo.experiments.experiment import Experiment, Settings, Verdict
+from credo.report.style import blank_figure, save
 from credo.types import Json
 
 TOLERANCE = 1e-6
@@ -87,7 +87,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     p = np.linspace(0, 1, 401)
     likelihood = p**s * (1 - p) ** (n - s)
     posterior = likelihood * p ** (settings.a - 1) * (1 - p) ** (settings.b - 1)
-    figure = Figure(figsize=(5, 3), layout="constrained")
+    figure = blank_figure(5, 3)
     axes = figure.subplots()
     for curve, label, at in (
         (likelihood, "likelihood", results[0]["mle"]),
@@ -97,9 +97,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
         axes.axvline(at, color=line.get_color(), linestyle=":")
     axes.set(xlabel="p", ylabel="relative to its maximum")
     axes.legend()
-    path = folder / "beta-bernoulli.png"
-    figure.savefig(path, dpi=150)
-    return [path]
+    return [save(figure, folder / "beta-bernoulli.png")]
 
 
 EXPERIMENT = Experiment(

@@ -6,12 +6,13 @@ from json import dumps
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from credo.errors import CredoError, DataError
 from credo.experiments import ledger
 from credo.experiments.experiment import PRESETS, mean_and_error, summarise
 from credo.experiments.registry import EXPERIMENTS, find
+from credo.report.style import house_style
 from credo.sweep import Outcome, run_many
 from credo.types import Json
 
@@ -38,7 +39,7 @@ def list_experiments(json: bool = False) -> None:
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table("experiment", "paper", "claim", "verdict", show_lines=True)
+    table = Table(Column("experiment", no_wrap=True), "paper", "claim", "verdict", show_lines=True)
     for r in rows:
         table.add_row(r["id"], r["paper"], r["claim"], _coloured(r.get("verdict", "")))
     Console().print(table)
@@ -74,7 +75,8 @@ def run(
     results = [o.result for o in finished if o.result is not None]
     verdict = experiment.check(results)
     entry = ledger.row(experiment, preset, [o.trial["seed"] for o in finished], verdict)
-    figures = experiment.figures(results, place)
+    with house_style():
+        figures = experiment.figures(results, place)
     ledger.write(place / "verdict.json", entry)
     _print_run(entry, results, outcomes, figures)
     return entry
@@ -87,9 +89,9 @@ def claims(json: bool = False, folder: str | Path = RUNS) -> None:
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table("claim", "paper", "what it says", "verdict", "scale", show_lines=True)
+    table = Table(Column("id", no_wrap=True), "paper", "claim", "verdict", "scale", show_lines=True)
     for r in rows:
-        kind = " (theorem)" if r["theorem"] else ""
+        kind = "\ntheorem" if r["theorem"] else ""
         table.add_row(r["id"] + kind, r["paper"], r["claim"], _qualified(r), _scale_in_words(r))
     Console().print(table)
 

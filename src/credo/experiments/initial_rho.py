@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 
 import credo
 from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
 from credo.experiments.networks import NetName, build
 from credo.families.links import SOFTPLUS
+from credo.report.style import blank_figure, save
 from credo.types import Json
 
 PREDICTION_SAMPLES = 16
@@ -97,15 +97,13 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     """The four measures against ρ₀, with standard errors over seeds."""
     rhos = results[0]["rhos"]
     numbers = summarise(results)
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = blank_figure(9, 6)
     for axes, name in zip(figure.subplots(2, 2).flat, MEASURES, strict=True):
         mean = [numbers[_key(name, rho)] for rho in rhos]
         error = [numbers.get(f"{_key(name, rho)}_se", 0.0) for rho in rhos]
         axes.errorbar(rhos, mean, error, marker="o", capsize=3)
         axes.set(xlabel="initial ρ", ylabel=name.replace("_", " "))
-    path = folder / "initial-rho.png"
-    figure.savefig(path, dpi=150)
-    return [path]
+    return [save(figure, folder / "initial-rho.png")]
 
 
 def _key(measure: str, rho: float) -> str:

@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 import credo
 from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
 from credo.experiments.networks import NetName, build
+from credo.report.style import blank_figure, save
 from credo.types import Json
 
 PREDICTION_SAMPLES = 32
@@ -36,7 +37,7 @@ class NoiseSettings(Settings):
     lr: float = 1e-3
     scale_lr: float | None = None
     init_scale: float = 0.05
-    temperature: float
+    temperature: float = 1.0
     noise_images: int = 2000
 
 
@@ -93,17 +94,15 @@ def check(results: list[Json]) -> Verdict:
 
 def figures(results: list[Json], folder: Path) -> list[Path]:
     """Histograms of the confidence on noise, over all seeds."""
-    figure = Figure(figsize=(5, 3), layout="constrained")
+    figure = blank_figure(5, 3)
     axes = figure.subplots()
-    edges = torch.linspace(0, 1, 21)
+    edges = np.linspace(0, 1, 21)
     for name in ("frequentist", "bayesian"):
-        counts = torch.tensor([r[f"{name}_noise_histogram"] for r in results]).sum(0)
+        counts = np.sum([r[f"{name}_noise_histogram"] for r in results], axis=0)
         axes.stairs(counts / counts.sum(), edges, fill=True, alpha=0.5, label=name)
     axes.set(xlabel="largest class probability on Gaussian noise", ylabel="share of images")
     axes.legend()
-    path = folder / "noise-confidence.png"
-    figure.savefig(path, dpi=150)
-    return [path]
+    return [save(figure, folder / "noise-confidence.png")]
 
 
 EXPERIMENT = Experiment(
@@ -114,10 +113,10 @@ EXPERIMENT = Experiment(
     "(The figure is one hand-picked image; here the mean over many.)",
     theorem=False,
     presets={
-        "quick": NoiseSettings(epochs=5, temperature=0.1),
+        "quick": NoiseSettings(epochs=5),
         # Adam at one rate for means and scales, as in the thesis's chapter 5; its initial σ of
         # 4.5e-5 everywhere is here about that fraction of each layer's prior scale.
-        "paper": NoiseSettings(epochs=50, temperature=1.0, scale_lr=1e-3, init_scale=5e-4),
+        "paper": NoiseSettings(epochs=50, scale_lr=1e-3, init_scale=5e-4),
     },
     run_one=run_one,
     check=check,

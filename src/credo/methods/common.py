@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from credo.errors import NonFiniteError
 from credo.params import FlatParams, Selection
 from credo.types import Clock, Vector
@@ -15,18 +13,19 @@ def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:
     """Stop before an update if the loss is not a number; say where it came from."""
     if math.isfinite(nll):
         return
-    bad = [
-        segment.name
-        for segment in flat.segments
-        if not bool(torch.isfinite(flat.vector[segment.slice]).all())
-    ]
-    cause = (
-        f"the weights of {', '.join(bad[:5])} are not finite: an earlier step diverged. Lower lr, "
-        "or warm the KL up"
-        if bad
-        else "all weights are finite, so this batch or the likelihood's noise makes it so. Look at "
-        "the inputs of this batch, or lower lr"
-    )
+    largest = {s.name: float(flat.vector[s.slice].abs().max()) for s in flat.segments if s.size}
+    bad = [name for name, size in largest.items() if not math.isfinite(size)]
+    if bad:
+        cause = (
+            f"the weights of {', '.join(bad[:5])} are not finite: an earlier step diverged. "
+            "Lower lr, or warm the KL up"
+        )
+    else:
+        name = max(largest, key=largest.__getitem__)
+        cause = (
+            f"all weights are finite, the largest in {name} ({largest[name]:.3g}). If that is far "
+            "too large, lower lr; otherwise look at the inputs of this batch"
+        )
     raise NonFiniteError(
         f"the loss is {nll} at step {clock.step} (epoch {int(clock.epoch)}, batch {clock.batch}): "
         f"{cause}."

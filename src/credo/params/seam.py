@@ -78,7 +78,7 @@ class Affine:
     example_dim: int = 0
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same map with other numbers: all of ``weight`` and ``bias`` is given, rows and all."""
+        """The same map with other numbers; rows are chosen here."""
         if self.weight_rows is not None:
             weight = weight[self.weight_rows]
         if self.bias_rows is not None and bias is not None:
@@ -99,13 +99,12 @@ class Affine:
         cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Affine:
         """Sort out the arguments of a call of a seam function."""
-        names = ("input", "weight", "bias")[len(args) :]
-        if names and kwargs:
-            given = [kwargs.get(name) for name in names]
-            kwargs = {name: value for name, value in kwargs.items() if name not in names}
-        else:
-            given = [None] * len(names)
-        inputs, weight, bias = (*args[:3], *given)
+        if len(args) < 3:
+            kwargs = dict(kwargs)
+            args += tuple(
+                kwargs.pop(name, None) for name in ("input", "weight", "bias")[len(args) :]
+            )
+        inputs, weight, bias = args[:3]
         return cls(function, inputs, weight, bias, args[3:], kwargs)
 
 
@@ -162,7 +161,7 @@ def unsupported_attention(given: SimpleNamespace) -> str | None:
 
 
 def projections(given: SimpleNamespace) -> list[tuple[Tensor, Tensor | None]]:
-    """The weights that attention multiplies with, each with its bias; those of q, k, v share one."""
+    """The weights that attention multiplies with, each with its bias; q, k and v share one."""
     if given.use_separate_proj_weight:
         weights = [given.q_proj_weight, given.k_proj_weight, given.v_proj_weight]
     else:
@@ -232,11 +231,7 @@ def _in_projections(
     if query is key and key is value:
         return project(Affine(F.linear, query, packed, bias, example_dim=1)).chunk(3, dim=-1)
     return tuple(
-        project(
-            Affine(
-                F.linear, x, packed, bias, weight_rows=part, bias_rows=part, example_dim=1
-            )
-        )
+        project(Affine(F.linear, x, packed, bias, weight_rows=part, bias_rows=part, example_dim=1))
         for x, part in zip((query, key, value), rows, strict=True)
     )
 
@@ -289,14 +284,14 @@ def survey(flat: FlatParams, selection: Selection, forward: Callable[[], Any]) -
 
 @dataclass(frozen=True)
 class _Use:
-    """One way in which a parameter took part: a reason against the seam, or the weights it joins."""
+    """How a parameter took part: a reason against the seam, or the weights that it is added to."""
 
     reason: str | None = None
     weights: tuple[int, ...] = ()
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes every use of the watched parameters that yields a tensor; sizes and types are no use."""
+    """Notes every use of the watched parameters that yields a tensor: reading a size is none."""
 
     def __init__(self, watched: Collection[int]) -> None:
         super().__init__()

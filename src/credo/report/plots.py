@@ -84,7 +84,7 @@ def reliability_diagrams(bins: Mapping[str, ReliabilityBins]) -> Figure:
                 diagram.edges[:-1], shares, np.diff(diagram.edges), align="edge",
                 color=PALE, edgecolor="white", linewidth=0.8,
             )  # fmt: skip
-            lower.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", yticks=[0, 1])
+            lower.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence")
             lower.set_yticks([0, 1], ["0", "all"])
             lower.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
         panels[0, 0].set_ylabel("accuracy")
@@ -98,9 +98,9 @@ def _reliability_panel(axes: Axes, diagram: ReliabilityBins) -> None:
     confidence, accuracy = diagram.confidence[filled], diagram.accuracy[filled]
     low, high = wilson_interval(accuracy, diagram.count[filled])
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
-    axes.vlines(confidence, low, high, color=BLUE, linewidth=1.2, alpha=0.45)
-    axes.plot(confidence, accuracy, "o-", color=BLUE, markersize=4.5, linewidth=1.4)
-    axes.set(ylim=(0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
+    axes.vlines(confidence, low, high, color=BLUE, linewidth=1.2, alpha=0.45, clip_on=False)
+    axes.plot(confidence, accuracy, "o-", color=BLUE, markersize=4.5, linewidth=1.4, clip_on=False)
+    axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
     axes.text(0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=axes.transAxes)
 
@@ -300,9 +300,11 @@ def curves(
 
 
 def _legend_below(figure: Figure, axes: Axes) -> None:
-    """One legend under all panels, where it hides nothing."""
+    """One legend under all panels, where it hides nothing, in as many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)))
+    inches = 0.65 + 0.085 * max(map(len, names))
+    columns = max(1, min(len(names), int(figure.get_figwidth() / inches)))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns)
 
 
 def _require(things: Mapping[str, object], message: str) -> None:

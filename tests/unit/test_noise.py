@@ -1,0 +1,113 @@
+"""The statistics of every noise source: whatever is fast must still be normal and independent."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import credo
+from credo.errors import DataError
+from credo.noise import _pairs, key_to_seed, source
+
+SOURCES = ["normal", "table"]
+N, STEPS = 100_001, 20
+
+
+@pytest.fixture(params=SOURCES)
+def draws(request: pytest.FixtureRequest) -> torch.Tensor:
+    """(STEPS, N) numbers: an odd N, so that the last weight has no partner."""
+    noise = source(request.param, seed=7)
+    out = torch.empty(STEPS, N)
+    for step in range(STEPS):
+        noise.fill(out[step], step, 0)
+    return out
+
+
+def test_moments(draws: torch.Tensor) -> None:
+    """Within 5 standard errors of N(0, 1): var(z^k) = E z^2k − (E z^k)²."""
+    z = draws.double().flatten()
+    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)):
+        error = math.sqrt(variance / len(z))
+        # The table ends at |z| = 4.3, which costs its sixth moment 0.06.
+        slack = 0.07 if power == 6 else 0.0
+        assert abs(float((z**power).mean()) - expected) < 5 * error + slack, power
+
+
+def test_the_distribution_is_normal(draws: torch.Tensor) -> None:
+    """Kolmogorov–Smirnov on 10⁵ numbers can't tell it from N(0, 1)."""
+    assert stats.kstest(draws[0].numpy(), "norm").pvalue > 1e-3
+
+
+def test_neighbouring_weights_are_uncorrelated(draws: torch.Tensor) -> None:
+    """Also their squares: the table serves weights in pairs, and pairs must not show."""
+    z = draws.double()
+    for lag in (1, 2, 3, 7, 64, 1000):
+        a, b = z[:, :-lag].flatten(), z[:, lag:].flatten()
+        error = 1 / math.sqrt(len(a))
+        assert abs(float((a * b).mean())) < 5 * error + 1e-4, lag
+        # the lattice leaves mixed moments of order four of at most 1.4e-3
+        assert abs(float(((a**2 - 1) * (b**2 - 1)).mean())) < 5 * 2 * error + 2e-3, lag
+
+
+def test_steps_are_uncorrelated(draws: torch.Tensor) -> None:
+    z = draws.double()
+    correlations = (z @ z.T / N).fill_diagonal_(0)
+    assert correlations.abs().max() < 5 / math.sqrt(N)
+    squares = z**2 - 1
+    assert (squares @ squares.T / N).fill_diagonal_(0).abs().max() < 5 * 2 / math.sqrt(N)
+
+
+def test_the_table_is_exact_in_its_marginals() -> None:
+    pairs = _pairs().view(np.float32).reshape(-1, 2).astype(np.float64)
+    for column in pairs.T:
+        assert len(np.unique(column)) == 1 << 16
+        assert abs(column.mean()) < 1e-7
+        assert abs(column.var() - 1) < 1e-6
+        assert abs((column**4).mean() - 3) < 5e-3
+    assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < 2e-4
+
+
+@pytest.mark.parametrize("draws_name", SOURCES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_is_a_function_of_seed_and_key(draws_name, dtype) -> None:
+    a, b = (torch.empty(33, dtype=dtype) for _ in range(2))
+    source(draws_name, 1).fill(a, 5, 2)
+    later = source(draws_name, 1)
+    later.fill(b, 9, 9)
+    later.fill(b, 5, 2)
+    assert torch.equal(a, b)
+    for seed, key in ((2, (5, 2)), (1, (5, 3)), (1, (2, 5))):
+        source(draws_name, seed).fill(b, *key)
+        assert not torch.equal(a, b)
+    assert key_to_seed(1, 2) != key_to_seed(2, 1)
+
+
+def test_unknown_sources_are_named() -> None:
+    with pytest.raises(DataError, match="choose from"):
+        source("dice", 0)
+
+
+def test_fast_noise_trains_to_the_same_elbo() -> None:
+    """Five seeds each on the digits: the final ELBOs agree within 5 standard errors."""
+    data = credo.data.digits()
+    elbos: dict[str, list[float]] = {}
+    for draws_name in SOURCES:
+        for seed in range(5):
+            torch.manual_seed(seed)
+            net = torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+            )
+            posterior = credo.fit(
+                credo.Model(net, credo.likelihoods.Categorical()),
+                credo.VI(lr=5e-3, draws=draws_name),
+                data.train,
+                epochs=15,
+                seed=seed,
+                progress=False,
+            )
+            elbos.setdefault(draws_name, []).append(posterior.history[-1]["elbo"])
+    a, b = (np.array(elbos[name]) for name in SOURCES)
+    error = math.sqrt(a.var(ddof=1) / 5 + b.var(ddof=1) / 5)
+    assert abs(a.mean() - b.mean()) < 5 * error
