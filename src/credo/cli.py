@@ -41,15 +41,13 @@ class Preset(StrEnum):
 
 
 def _writable(folder: Path) -> Path:
-    """Refuse a folder that can't be written to before anything is computed."""
+    """Refuse a folder that can't be written to before anything is computed, and make none yet."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=nearest):
+            return folder
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise typer.BadParameter(f"can't write to {str(folder)!r}: {reason}") from error
-    return folder
+        raise typer.BadParameter(f"can't write to {folder}: {error.strerror or error}") from error
 
 
 def _show_version(wanted: bool) -> None:

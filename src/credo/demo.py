@@ -43,7 +43,6 @@ CONTESTANTS: dict[str, Callable[[], Method]] = {
 }
 """The methods of the table, in its order."""
 
-EPOCHS = 60
 BATCH_SIZE = 32
 SAMPLES = 64
 NOISE = 0.1
@@ -97,7 +96,7 @@ class Band:
         return float(self.predictive.epistemic_std[where].mean())
 
 
-def run(folder: Path, seed: int = 0, epochs: int = EPOCHS) -> Path:
+def run(folder: Path, seed: int, epochs: int) -> Path:
     """Train all contestants, print the table, write figures, results.json and index.html.
 
     Returns the page's path.
@@ -118,7 +117,7 @@ def run(folder: Path, seed: int = 0, epochs: int = EPOCHS) -> Path:
         pictures = draw(results, band, digits, folder)
     out.print(_table(results))
     out.print(
-        "NLL, ECE: lower is better. OOD AUROC: how well the entropy of the predictions tells\n"
+        "NLL, ECE: lower is better. OOD AUROC: how well the predictions' entropy tells\n"
         "test digits from patches of photographs, from 0.5 (guessing) to 1 (always).\n"
     )
     total = time.perf_counter() - started

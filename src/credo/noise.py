@@ -53,7 +53,10 @@ class NoiseSource(Protocol):
 
 def source(draws: Draws, seed: int) -> NoiseSource:
     """The noise source of this name."""
-    sources = {"normal": GeneratorNoise, "table": TableNoise}
+    sources: dict[str, type[GeneratorNoise] | type[TableNoise]] = {
+        "normal": GeneratorNoise,
+        "table": TableNoise,
+    }
     if draws not in sources:
         raise DataError(f"draws={draws!r} is not a noise source; choose from {sorted(sources)}")
     return sources[draws](seed)

@@ -169,7 +169,10 @@ class Method(Protocol):
     state from them, so that any run can be checkpointed without pickle.
     """
 
-    default_epochs: int
+    @property
+    def default_epochs(self) -> int:
+        """How long `credo.fit` trains when it is not told."""
+        ...
 
     def init(self, model: Any, num_data: int, generator: Generator | None = None) -> Any:
         """The state before the first update, from the network's current weights."""

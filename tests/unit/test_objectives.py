@@ -118,6 +118,7 @@ def test_optimizers_that_cannot_work_are_refused(optimizer, error) -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adamax", "nadam", "radam", "rmsprop",
                                   "adagrad", "adadelta", "asgd", "sgd"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:the posterior:UserWarning")
 def test_optimizers_by_name_lower_the_loss(name: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 2)
@@ -125,7 +126,7 @@ def test_optimizers_by_name_lower_the_loss(name: str) -> None:
     model = credo.Model(nn.Linear(2, 2), credo.likelihoods.Categorical())
     lr = 1.0 if name == "adadelta" else 0.02
     method = credo.VI(optimizer=name, lr=lr, scale_lr=lr, temperature=0.1)
-    posterior = credo.fit(model, method, (x, y), epochs=15, progress=False)
+    posterior = credo.fit(model, method, (x, y), epochs=10, batch_size=8, progress=False)
     assert posterior.history[-1]["nll"] < posterior.history[0]["nll"]
 
 

@@ -162,7 +162,7 @@ class LocalReparameterisation(ActivationNoise):
             noise = torch.empty_like(mean)
             # Dense in any memory format, so it can be filled as one line of numbers.
             self.noise.fill(noise.as_strided((noise.numel(),), (1,)), *key, calls)
-            return _WithNoise.apply(mean, quarter, noise)  # type: ignore[no-untyped-call]
+            return _WithNoise.apply(mean, quarter, noise)
 
         return local
 

@@ -84,7 +84,7 @@ class WeightNoise:
         self.noise.fill(eps, *step.key, sample)
         weights = write_weights(step, eps)
         loss = step.energy()
-        (loss * share).backward()  # type: ignore[no-untyped-call]
+        (loss * share).backward()
         step.flat.gradient(step.random, out=step.grad_mean)
         if self.sampled_kl is not None:
             kappa = step.kl_weight * share

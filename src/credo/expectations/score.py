@@ -60,7 +60,7 @@ class ScoreFunction:
             weights = write_weights(step, eps[sample])
             loss = step.energy()
             if loss.requires_grad:
-                (loss / step.samples).backward()  # type: ignore[no-untyped-call]
+                (loss / step.samples).backward()
             nll += loss.item() / step.samples
             log_q = _log_density(eps[sample], step.scale)
             values.append(loss.detach() + step.kl_weight * (log_q - self.prior.log_prob(weights)))

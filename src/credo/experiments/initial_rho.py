@@ -7,12 +7,18 @@ images, which is zero for a point estimate; performance by accuracy and negative
 
 `credo.VI` sets the initial scale as a fraction of the prior's, so an isotropic prior of scale s
 and the fraction softplus(ρ₀)/s give every weight the same σ₀. The thesis's prior is Kaiming's.
+
+The estimator has a say in it. The thesis keeps only the path derivative, whose term −ε/σ from log q
+adds noise of size 1/(n·σ) to the gradient of every mean: 2 per weight at ρ₀ = −10 and n = 10,000,
+which drowns the data. The closed-form KL ("reparam") has no such term, so quick uses it.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -29,7 +35,10 @@ MEASURES = ("accuracy", "nll", "kl", "mutual_information")
 
 @dataclass(frozen=True, kw_only=True)
 class RhoSettings(Settings):
-    """``rhos`` from small to large; means and scales share Adam's rate ``lr``."""
+    """``rhos`` from small to large; means and scales share Adam's rate ``lr``.
+
+    ``estimator`` is `credo.VI`'s: "path" is the thesis's.
+    """
 
     net: NetName
     data: str
@@ -39,6 +48,7 @@ class RhoSettings(Settings):
     batch_size: int = 100
     lr: float = 1e-3
     prior_scale: float = 0.1
+    estimator: Literal["reparam", "path"] = "reparam"
 
 
 def run_one(settings: RhoSettings, seed: int, folder: Path) -> Json:
@@ -53,13 +63,16 @@ def run_one(settings: RhoSettings, seed: int, folder: Path) -> Json:
         model = credo.Model(net, credo.likelihoods.Categorical(), prior)
         initial_scale = float(SOFTPLUS.forward(torch.tensor(rho, dtype=torch.float64)))
         method = credo.VI(
-            estimator="path", link="softplus", lr=settings.lr, scale_lr=settings.lr,
+            estimator=settings.estimator, link="softplus", lr=settings.lr, scale_lr=settings.lr,
             init_scale=initial_scale / settings.prior_scale,
         )  # fmt: skip
-        posterior = credo.fit(
-            model, method, (x, y), epochs=settings.epochs, batch_size=settings.batch_size,
-            seed=seed, folder=folder / f"rho{rho:g}", progress=False,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            # That small initial scales stay small is what the experiment is to show.
+            warnings.filterwarnings("ignore", message="the posterior's scales collapsed")
+            posterior = credo.fit(
+                model, method, (x, y), epochs=settings.epochs, batch_size=settings.batch_size,
+                seed=seed, folder=folder / f"rho{rho:g}", progress=False,
+            )  # fmt: skip
         pred = posterior.predict(x_test, samples=PREDICTION_SAMPLES, keep_samples=False)
         values = (
             credo.metrics.accuracy(pred.probs, y_test),
@@ -118,7 +131,9 @@ EXPERIMENT = Experiment(
     theorem=False,
     presets={
         "quick": RhoSettings(net="784-100-10", data="mnist", num_data=10_000, epochs=4),
-        "paper": RhoSettings(net="LeNet-5", data="cifar10", num_data=50_000, epochs=50),
+        "paper": RhoSettings(
+            net="LeNet-5", data="cifar10", num_data=50_000, epochs=50, estimator="path"
+        ),
     },
     run_one=run_one,
     check=check,

@@ -89,7 +89,7 @@ class MAP:
         loss = state.model.mean_nll(batch)
         nll = loss.item()
         refuse_nonfinite(nll, state.flat, state.clock)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         state.flat.gradient(state.everything, out=state.gradient)
         weight = self._temperature(state) / state.num_data
         if weight:

@@ -285,7 +285,7 @@ def _fans(place: _Place) -> tuple[int, int]:
         return shape[0] // owner.groups * receptive, shape[1] * receptive
     if isinstance(owner, nn.modules.conv._ConvNd):
         return shape[1] * receptive, shape[0] // owner.groups * receptive
-    gates = {nn.LSTM: 4, nn.GRU: 3, nn.LSTMCell: 4, nn.GRUCell: 3}.get(type(owner), 1)  # type: ignore[call-overload]
+    gates = {nn.LSTM: 4, nn.GRU: 3, nn.LSTMCell: 4, nn.GRUCell: 3}.get(type(owner), 1)
     packed = 3 if place.attribute == "in_proj_weight" else 1
     return shape[1] * receptive, max(1, shape[0] // gates // packed) * receptive
 

@@ -63,7 +63,7 @@ def reliability_diagrams(bins: Mapping[str, ReliabilityBins]) -> Figure:
     """Accuracy against confidence, one panel per method; below, where the confidences lie.
 
     On the diagonal a method keeps its promises; below it, it is overconfident. Whiskers are 95 %
-    Wilson intervals: a bin with three examples says little, and looks it.
+    Wilson intervals and larger dots are fuller bins: three examples say little, and look it.
 
     >>> from credo.metrics import reliability
     >>> figure = reliability_diagrams({"MAP": reliability([[0.9, 0.1], [0.3, 0.7]], [0, 1])})
@@ -99,7 +99,8 @@ def _reliability_panel(axes: Axes, diagram: ReliabilityBins) -> None:
     low, high = wilson_interval(accuracy, diagram.count[filled])
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
     axes.vlines(confidence, low, high, color=BLUE, linewidth=1.2, alpha=0.45, clip_on=False)
-    axes.plot(confidence, accuracy, "o-", color=BLUE, markersize=4.5, linewidth=1.4, clip_on=False)
+    shares = diagram.count[filled] / diagram.count.sum()
+    axes.scatter(confidence, accuracy, 14 + 80 * np.sqrt(shares), color=BLUE, clip_on=False)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
     axes.text(0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=axes.transAxes)
@@ -302,7 +303,7 @@ def curves(
 def _legend_below(figure: Figure, axes: Axes) -> None:
     """One legend under all panels, where it hides nothing, in as many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
-    inches = 0.65 + 0.085 * max(map(len, names))
+    inches = 0.6 + 0.07 * max(map(len, names))
     columns = max(1, min(len(names), int(figure.get_figwidth() / inches)))
     figure.legend(handles, names, loc="outside lower center", ncols=columns)
 

@@ -1,0 +1,149 @@
+"""The same training step by other libraries; one that is missing or fails is reported, not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NUM_DATA = 60_000
+Step = Callable[[], object]
+
+
+def replace_layers(
+    net: nn.Module, linear: Callable[[nn.Linear], nn.Module], conv: Callable[[nn.Conv2d], nn.Module]
+) -> nn.Module:
+    """Swap layers in place, as these libraries ask their users to do."""
+    for name, child in list(net.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(net, name, linear(child))
+        elif isinstance(child, nn.Conv2d):
+            setattr(net, name, conv(child))
+        else:
+            replace_layers(child, linear, conv)
+    return net
+
+
+def _adam_step(net: nn.Module, kl: Callable[[], Tensor], x: Tensor, y: Tensor) -> Step:
+    optimizer = torch.optim.Adam(list(dict.fromkeys(net.parameters())), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (F.cross_entropy(net(x), y) + kl() / NUM_DATA).backward()
+        optimizer.step()
+
+    return step
+
+
+def torchbnn(net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
+    import torchbnn as bnn
+
+    net = replace_layers(
+        net,
+        lambda m: bnn.BayesLinear(0.0, 0.1, m.in_features, m.out_features),
+        lambda m: bnn.BayesConv2d(
+            0.0, 0.1, m.in_channels, m.out_channels, m.kernel_size, m.stride, m.padding,
+            bias=m.bias is not None,
+        ),
+    )  # fmt: skip
+    kl = bnn.BKLLoss("sum")
+    return net, lambda: kl(net)[0]
+
+
+def bayesian_torch(
+    net: nn.Module, kind: str = "Reparameterization"
+) -> tuple[nn.Module, Callable[[], Tensor]]:
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+    settings = {
+        "prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0,
+        "type": kind, "moped_enable": False, "moped_delta": 0.5,
+    }  # fmt: skip
+    dnn_to_bnn(net, settings)
+    return net, lambda: get_kl_loss(net)
+
+
+def bayesian_torch_flipout(net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
+    return bayesian_torch(net, "Flipout")
+
+
+def blitz(net: nn.Module) -> tuple[nn.Module, Callable[[], Tensor]]:
+    from blitz.losses import kl_divergence_from_nn
+    from blitz.modules import BayesianConv2d, BayesianLinear
+
+    net = replace_layers(
+        net,
+        lambda m: BayesianLinear(m.in_features, m.out_features, posterior_rho_init=-3.0),
+        lambda m: BayesianConv2d(
+            m.in_channels, m.out_channels, m.kernel_size, stride=m.stride, padding=m.padding,
+            bias=m.bias is not None, posterior_rho_init=-3.0,
+        ),
+    )  # fmt: skip
+    return net, lambda: kl_divergence_from_nn(net)
+
+
+LAYER_LIBRARIES = {
+    "torchbnn": torchbnn,
+    "bayesian-torch": bayesian_torch,
+    "bayesian-torch flipout": bayesian_torch_flipout,
+    "blitz": blitz,
+}
+
+
+def posteriors_step(net: nn.Module, x: Tensor, y: Tensor) -> Step:
+    import posteriors
+    import torchopt
+
+    parameters = {k: v.detach().clone() for k, v in net.named_parameters()}
+    buffers = {k: v.clone() for k, v in net.named_buffers()}
+
+    def log_posterior(p: dict[str, Tensor], data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        output = torch.func.functional_call(net, (p, buffers), (data[0],))
+        prior = posteriors.diag_normal_log_prob(p) / NUM_DATA
+        return -F.cross_entropy(output, data[1]) + prior, output
+
+    transform = posteriors.vi.diag.build(
+        log_posterior, torchopt.adam(lr=1e-3), temperature=1 / NUM_DATA, init_log_sds=-3.0
+    )
+    state = transform.init(parameters)
+
+    def step() -> None:
+        nonlocal state
+        state = transform.update(state, (x, y), inplace=True)[0]
+
+    return step
+
+
+def training_steps(make: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Step]:
+    """A step of every rival that is installed and runs on this network."""
+    builders: dict[str, Callable[[], Step]] = {
+        name: (lambda convert=convert: _adam_step(*convert(make()), x, y))
+        for name, convert in LAYER_LIBRARIES.items()
+    }
+    builders["posteriors"] = lambda: posteriors_step(make(), x, y)
+    return working(builders)
+
+
+def forward_networks(make: Callable[[], nn.Module]) -> dict[str, Callable[[], nn.Module]]:
+    """Networks of the layer libraries, whose every forward pass draws new weights."""
+    return {
+        name: (lambda convert=convert: convert(make())[0].eval())
+        for name, convert in LAYER_LIBRARIES.items()
+        if "flipout" not in name
+    }
+
+
+def working(builders: dict[str, Callable[[], Step]]) -> dict[str, Step]:
+    """Those that can be built and run once; the others are named with their reason."""
+    found = {}
+    for name, build in builders.items():
+        try:
+            step = build()
+            step()
+        except Exception as error:  # a rival may fail in any way; it must not end the benchmark
+            print(f"  {name}: left out ({type(error).__name__}: {str(error)[:90]})")
+            continue
+        found[name] = step
+    return found

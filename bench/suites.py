@@ -1,0 +1,141 @@
+"""What is measured: a training step, a prediction, and the memory of training."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import credo
+from bench import rivals
+from bench.nets import NETS, batch
+from bench.timing import Contestants, Row, interleave
+
+BASELINES = {"adam": "adam", "adam fused": "adam fused"}
+ROUNDS = {"mlp": (31, 8), "lenet5": (25, 4), "resnet20": (9, 1)}
+
+
+def adam_step(net: nn.Module, x: torch.Tensor, y: torch.Tensor, **settings: bool) -> Callable:
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, **settings)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def credo_step(net: nn.Module, method: credo.VI, x: torch.Tensor, y: torch.Tensor) -> Callable:
+    model = credo.Model(net, credo.likelihoods.Categorical())
+    state = method.init(model, rivals.NUM_DATA, torch.Generator().manual_seed(0))
+    return lambda: method.update(state, (x, y))
+
+
+def training(net: str) -> list[Row]:
+    """One training step of mean-field VI, relative to the same network's Adam step."""
+    make, (x, y) = NETS[net], batch(net)
+    contestants: Contestants = {
+        "adam": adam_step(make(), x, y),
+        "adam again (control)": adam_step(make(), x, y),
+        "adam fused": adam_step(make(), x, y, fused=True),
+        "credo VI, normal draws": credo_step(make(), credo.VI(draws="normal"), x, y),
+        "credo VI, table draws": credo_step(make(), credo.VI(draws="table"), x, y),
+    }
+    if net == "lenet5":
+        for noise in ("local", "flipout"):
+            contestants[f"credo VI, {noise}"] = credo_step(make(), credo.VI(noise=noise), x, y)
+    contestants |= rivals.training_steps(make, x, y)
+    rounds, steps = ROUNDS[net]
+    return interleave("training step", net, contestants, BASELINES, rounds, steps)
+
+
+def prediction(net: str = "mlp", samples: int = 32, inputs: int = 1000) -> list[Row]:
+    """``samples`` predictions of ``inputs`` inputs, relative to as many deterministic passes."""
+    make, (x, y) = NETS[net], batch(net, inputs)
+    plain = make().eval()
+
+    @torch.no_grad()
+    def deterministic() -> torch.Tensor:
+        return torch.stack([plain(x) for _ in range(samples)]).softmax(-1).mean(0)
+
+    def credo_prediction(draws: str) -> Callable:
+        method = credo.VI(draws=draws)
+        model = credo.Model(make(), credo.likelihoods.Categorical())
+        posterior = method.posterior(method.init(model, rivals.NUM_DATA))
+        return lambda: posterior.predict(x, samples=samples).probs
+
+    def loop(build: Callable[[], nn.Module]) -> Callable:
+        network = build()
+
+        @torch.no_grad()
+        def run() -> torch.Tensor:
+            return torch.stack([network(x) for _ in range(samples)]).softmax(-1).mean(0)
+
+        return run
+
+    contestants: Contestants = {
+        "deterministic": deterministic,
+        "deterministic again (control)": deterministic,
+        "credo, normal draws": credo_prediction("normal"),
+        "credo, table draws": credo_prediction("table"),
+    }
+    networks = rivals.forward_networks(make)
+    contestants |= rivals.working({k: (lambda b=b: loop(b)) for k, b in networks.items()})
+    baselines = {"deterministic": f"{samples} deterministic forwards"}
+    return interleave("prediction", net, contestants, baselines, rounds=9, steps=1)
+
+
+MEMORY_CONTESTANTS = [
+    "adam", "adam fused", "credo VI, normal draws", "credo VI, table draws", *rivals.LAYER_LIBRARIES,
+    "posteriors",
+]  # fmt: skip
+
+
+def memory_child(net: str, contestant: str) -> None:
+    """Print the peak of resident memory above the process's baseline, in MiB; its own process."""
+    torch.set_num_threads(2)
+    rivals.working({contestant: lambda: _memory_step("mlp", contestant)})  # imports and warm-up
+    pages = int(open("/proc/self/statm").read().split()[1])
+    baseline = pages * resource.getpagesize()
+    step = _memory_step(net, contestant)
+    for _ in range(4):
+        step()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"PEAK {(peak - baseline) / 2**20:.1f}")
+
+
+def _memory_step(net: str, contestant: str) -> Callable:
+    make = NETS[net] if net != "mlp" else (lambda: NETS["mlp"](16))  # type: ignore[call-arg]
+    x, y = batch(net)
+    if contestant.startswith("adam"):
+        return adam_step(make(), x, y, fused=contestant.endswith("fused"))
+    if contestant.startswith("credo"):
+        draws = "normal" if "normal" in contestant else "table"
+        return credo_step(make(), credo.VI(draws=draws), x, y)
+    if contestant == "posteriors":
+        return rivals.posteriors_step(make(), x, y)
+    return rivals._adam_step(*rivals.LAYER_LIBRARIES[contestant](make()), x, y)
+
+
+def memory(net: str = "wide mlp") -> list[Row]:
+    """Peak memory of training, relative to deterministic Adam; each in a process of its own."""
+    peaks = {}
+    for contestant in MEMORY_CONTESTANTS:
+        command = [sys.executable, "-W", "ignore", "-m", "bench", "memory-child", net, contestant]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = [line for line in result.stdout.splitlines() if line.startswith("PEAK")]
+        if lines:
+            peaks[contestant] = float(lines[0].split()[1])
+        else:
+            print(f"  {contestant}: left out ({result.stderr.strip().splitlines()[-1:]})")
+    return [
+        Row("peak memory", net, name, round(peak / peaks[base], 3), (peak, peak), printed)
+        for base, printed in BASELINES.items()
+        for name, peak in peaks.items()
+    ]

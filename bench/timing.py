@@ -1,0 +1,65 @@
+"""Interleaved timing: all contestants run in every round, and ratios are taken round by round."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+Contestants = dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of results.json: the ratio's median and the quartiles of its rounds."""
+
+    bench: str
+    net: str
+    contestant: str
+    ratio: float
+    iqr: tuple[float, float]
+    baseline: str
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def interleave(
+    bench: str,
+    net: str,
+    contestants: Contestants,
+    baselines: dict[str, str],
+    rounds: int,
+    steps: int,
+) -> list[Row]:
+    """Median ratio of every contestant to every baseline (contestant name → printed name).
+
+    The order changes every round; each contestant makes one unmeasured step first, so that it finds
+    its own data in the cache and not its predecessor's.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for step in contestants.values():
+        step()
+        step()
+    order = list(contestants)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            step = contestants[name]
+            step()
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            seconds[name].append((time.perf_counter() - start) / steps)
+    rows = []
+    for base, printed in baselines.items():
+        for name, times in seconds.items():
+            ratios = [t / b for t, b in zip(times, seconds[base], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            rows.append(
+                Row(bench, net, name, round(middle, 3), (round(low, 3), round(high, 3)), printed)
+            )
+    return rows

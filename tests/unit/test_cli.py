@@ -1,0 +1,209 @@
+"""The command line: quick help, one clear line for every mistake, and a demo that works."""
+
+import json
+import runpy
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import credo
+from credo import cli, demo
+from credo.errors import DataError
+
+
+def test_help_names_every_command_and_does_not_import_torch() -> None:
+    # the package's own __init__ is left out: only what the command line itself imports counts
+    package = Path(credo.__file__).parent
+    script = (
+        "import sys, types\n"
+        f"stub = types.ModuleType('credo'); stub.__path__ = [{str(package)!r}]\n"
+        "sys.modules['credo'] = stub\n"
+        "import credo.cli\n"
+        "code = credo.cli.main(['--help'])\n"
+        "heavy = {'torch', 'matplotlib', 'sklearn', 'scipy'} & sys.modules.keys()\n"
+        "sys.exit(code or ' '.join(heavy))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "list", "run", "claims"):
+        assert f" {command} " in done.stdout
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "Usage: credo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--nonsense"], "No such option: --nonsense"),
+        (["deom"], "'deom'"),
+        (["demo", "--epochs", "0"], "--epochs"),
+        (["demo", "--epochs", "many"], "--epochs"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--folder", f"{__file__}/inside"], "Not a directory"),
+        (["run", "x", "--folder", __file__], "can't write to"),
+        (["run"], "Missing argument"),
+        (["run", "x", "--preset", "huge"], "'huge'"),
+        (["run", "x", "--jobs", "0"], "--jobs"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_and_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("credo: ")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_checking_a_folder_makes_none(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert cli._writable(folder) == folder
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_is_one_line_and_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        error = DataError("the [data] is empty; give some")
+        error.add_note("A note.")
+        raise error
+
+    monkeypatch.setattr(demo, "run", refuse)
+    assert cli.main(["demo", "--folder", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "credo: the [data] is empty; give some A note.\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(demo, "run", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo", "--folder", str(tmp_path)])
+
+
+def test_ctrl_c_is_one_line_and_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run", interrupt)
+    assert cli.main(["demo", "--folder", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.strip() in ("credo: interrupted", "")
+
+
+def test_warnings_are_one_line_without_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def warn(*_: object) -> None:
+        warnings.warn("the scales [collapsed]", stacklevel=1)
+
+    monkeypatch.setattr(demo, "run", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli.main(["demo", "--folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "warning: the scales [collapsed]\n"
+
+
+def test_experiment_commands_reach_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, dict[str, object]]] = []
+
+    def recorder(name: str):
+        return lambda **given: calls.append((name, given))
+
+    commands = types.SimpleNamespace(
+        **{name: recorder(name) for name in ("list_experiments", "run", "claims")}
+    )
+    package = types.ModuleType("credo.experiments")
+    package.commands = commands
+    monkeypatch.setitem(sys.modules, "credo.experiments", package)
+    assert cli.main(["list", "--json"]) == 0
+    assert cli.main(["run", "x", "--preset", "paper", "--seeds", "5", "--folder", "r"]) == 0
+    assert cli.main(["claims"]) == 0
+    assert calls == [
+        ("list_experiments", {"json": True}),
+        (
+            "run",
+            {"name": "x", "preset": "paper", "seeds": 5, "folder": Path("r"), "jobs": 2},
+        ),
+        ("claims", {"json": False, "folder": Path("runs")}),
+    ]
+    assert type(calls[1][1]["preset"]) is str
+
+
+def test_python_dash_m_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["credo", "--version"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("credo", run_name="__main__")
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"credo {credo.__version__}\n"
+
+
+def test_demo_writes_everything_its_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.get_rng_state()
+    folder = tmp_path / "new" / "demo"
+    assert cli.main(["demo", "--folder", str(folder), "--epochs", "2"]) == 0
+    printed = capsys.readouterr().out
+    results = json.loads((folder / "results.json").read_text())
+    page = (folder / "index.html").read_text()
+    assert str(folder / "index.html") in printed
+    assert [row["method"] for row in results["methods"]] == list(demo.CONTESTANTS)
+    for row in results["methods"]:
+        assert row["method"] in printed
+        assert row["method"] in page
+        assert set(demo.COLUMNS) < row.keys()
+        assert 0 <= row["ood_auroc"] <= 1
+    for name in results["figures"]:
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+        assert f'src="{name}"' in page
+    assert all(len(line) <= 80 for line in printed.splitlines()[:-1])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_best_cells_are_marked_and_ties_share() -> None:
+    def result(**scores: float) -> demo.Result:
+        rest = dict.fromkeys(demo.COLUMNS, 0.5)
+        return demo.Result("", {}, None, None, rest | scores)  # type: ignore[arg-type]
+
+    rows = [
+        result(accuracy=0.97, nll=0.2, ece=0.0301),
+        result(accuracy=0.98, nll=0.1, ece=0.0302),
+    ]
+    keys = list(demo.COLUMNS)
+    marks = [dict(zip(keys, row, strict=True)) for row in demo._best(rows)]
+    assert (marks[0]["accuracy"], marks[1]["accuracy"]) == (False, True)
+    assert (marks[0]["nll"], marks[1]["nll"]) == (False, True)
+    assert marks[0]["ece"]
+    assert marks[1]["ece"]
+    assert not any(row["seconds"] or row["confidence"] for row in marks)
+
+
+def test_one_seed_gives_one_set_of_numbers() -> None:
+    digits = credo.data.digits()
+
+    def scores(seed: int) -> dict[str, float]:
+        with demo._one_bar(1) as bar:
+            made = demo.CONTESTANTS["VI, η = 1"]()
+            result = demo.contest("VI", made, digits, seed, 1, bar)
+        return {key: value for key, value in result.scores.items() if key != "seconds"}
+
+    assert scores(0) == scores(0)
+    assert scores(0) != scores(1)

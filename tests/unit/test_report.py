@@ -1,0 +1,205 @@
+"""Figures show the numbers they were given, nothing is cut off, and no torch is needed."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from scipy.stats import binomtest
+
+import credo
+from credo import report
+from credo.errors import DataError
+from credo.metrics import reliability
+from credo.report.plots import wilson_interval
+from credo.report.style import GREEN, PALE, VERMILLION
+
+RNG = np.random.RandomState(0)
+PROBS = RNG.dirichlet(np.full(4, 0.4), size=200)
+LABELS = np.array([RNG.choice(4, p=p) for p in PROBS])
+GRID = np.linspace(-5, 5, 50)
+LONG_NAMES = [f"a method with the rather long name number {i}" for i in range(7)]
+
+FIGURES = {
+    "reliability": lambda: report.reliability_diagrams(
+        {name: reliability(PROBS, LABELS) for name in ("MAP", "VI, η = 1", "VI, η = 0.02")}
+    ),
+    "one reliability": lambda: report.reliability_diagrams({"MAP": reliability(PROBS, LABELS)}),
+    "entropy": lambda: report.entropy_histograms(
+        {name: (RNG.rand(100), RNG.rand(100) + 1) for name in ("MAP", "VI")},
+        most=np.log(10),
+        notes={"MAP": "AUROC 0.856"},
+    ),
+    "images": lambda: report.image_grid(
+        RNG.rand(7, 8, 8), PROBS[:7], LABELS[:7], ["cat", "dog", "ant", "bee"]
+    ),
+    "regression": lambda: report.regression_band(
+        GRID, np.sin(GRID), 0.1 + 0 * GRID, 0.2 + 0 * GRID,
+        observed=(GRID, np.sin(GRID)), truth=np.sin(GRID),
+    ),
+    "curves": lambda: report.curves(
+        [1, 10, 100], {name: RNG.rand(3, 3) + i for i, name in enumerate(LONG_NAMES)},
+        "width", "test NLL", logx=True, logy=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES.keys())
+def test_nothing_is_cut_off(make, tmp_path: Path) -> None:
+    figure: Figure = make()
+    path = report.save(figure, tmp_path / "new" / "figure.png", dpi=50)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    width, height = figure.get_size_inches()
+    box = figure.get_tightbbox(figure.canvas.get_renderer())
+    # a hundredth of an inch is less than a pixel on any screen
+    assert box.x0 > -0.01
+    assert box.y0 > -0.01
+    assert box.x1 < width + 0.01
+    assert box.y1 < height + 0.01
+
+
+def test_figures_leave_matplotlibs_settings_alone() -> None:
+    before = dict(matplotlib.rcParams)
+    FIGURES["curves"]()
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 1), (3, 3), (1, 4), (50, 80), (499, 500)])
+def test_wilson_interval_is_scipys(hits: int, trials: int) -> None:
+    interval = wilson_interval(np.array([hits / trials]), np.array([trials]))
+    expected = binomtest(hits, trials).proportion_ci(0.95, method="wilson")
+    np.testing.assert_allclose(np.ravel(interval), expected, atol=1e-12)
+
+
+def test_reliability_diagram_has_a_dot_for_every_filled_bin() -> None:
+    bins = reliability(PROBS, LABELS, bins=10)
+    upper, lower = report.reliability_diagrams({"VI": bins}).axes
+    filled = bins.count > 0
+    assert not filled.all()
+    dots = upper.collections[-1].get_offsets()
+    np.testing.assert_allclose(dots, np.c_[bins.confidence, bins.accuracy][filled])
+    assert [text.get_text() for text in upper.texts] == [f"ECE {bins.error:.3f}"]
+    np.testing.assert_allclose([bar.get_height() for bar in lower.patches], bins.count / 200)
+
+
+def test_entropies_are_shares_and_rounding_loses_none() -> None:
+    most = float(np.log(10))
+    above = np.nextafter(most, 9)
+    figure = report.entropy_histograms({"VI": ([0.0, 0.0, 1.0, above], [most])}, most=most, bins=8)
+    inside = figure.axes[0].patches[0].get_data().values
+    assert inside.sum() == 1
+    assert (inside[0], inside[-1]) == (0.5, 0.25)
+
+
+def test_images_colour_the_truth_green_and_the_mistake_vermillion() -> None:
+    probs = [[0.1, 0.2, 0.7], [0.1, 0.8, 0.1]]
+    figure = report.image_grid(np.zeros((2, 8, 8)), probs, [0, 1], "abc")
+    mistaken, right = (
+        [to_hex(bar.get_facecolor()).upper() for bar in axes.patches]
+        for axes in figure.axes
+        if axes.patches
+    )
+    assert mistaken == [GREEN, PALE, VERMILLION]
+    assert right == [PALE, GREEN, PALE]
+    titles = [axes.get_title() for axes in figure.axes if axes.images]
+    assert titles == ["a, taken for c", "b, recognised"]
+
+
+def test_bands_are_two_standard_deviations_wide() -> None:
+    x = np.array([0.0, 1.0, 2.0])
+    mean, epistemic, std = x**2, 0.1 + x, 0.3 + x
+    axes = report.regression_band(x, mean, epistemic, std).axes[0]
+    for band, width in zip(axes.collections, (std, epistemic), strict=True):
+        corners = band.get_paths()[0].vertices
+        for at, low, high in zip(x, mean - 2 * width, mean + 2 * width, strict=True):
+            heights = corners[corners[:, 0] == at, 1]
+            assert (heights.min(), heights.max()) == pytest.approx((low, high))
+
+
+def test_curves_show_mean_and_deviation_of_the_seeds() -> None:
+    runs = np.array([[1.0, 2.0], [3.0, 6.0], [5.0, 4.0]])
+    axes = report.curves([0, 1], {"three": runs, "one": [7.0, 8.0]}, "x", "y").axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [3, 4])
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), [7, 8])
+    (band,) = axes.collections  # one run has no band
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((1, 6))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: report.reliability_diagrams({}), "at least one method's bins, but got none"),
+        (lambda: report.entropy_histograms({}, 1.0), "at least one"),
+        (lambda: report.curves([1], {}, "x", "y"), "at least one series"),
+        (
+            lambda: report.curves([1, 2], {"VI": [[1, 2, 3]]}, "x", "y"),
+            r"'VI' has shape \(1, 3\).*T = 2",
+        ),
+        (
+            lambda: report.image_grid(np.zeros((2, 8, 8)), [[1.0]], [0], "a"),
+            r"\(2, 8, 8\), \(1, 1\) and \(1,\)",
+        ),
+        (
+            lambda: report.regression_band([0, 1], [0, 1], [0, 1], [[0], [1]]),
+            r"one shape \(N,\)",
+        ),
+    ],
+)
+def test_misshapen_input_is_refused(call, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        call()
+
+
+class Tags(HTMLParser):
+    """Counts opened and closed tags, and keeps the text and the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.images: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "img":
+            self.images.append(dict(attrs)["src"] or "")
+        elif tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_page_is_well_formed_and_escaped() -> None:
+    picture = report.Picture("a&b.png", 'A "title"', "x < y")
+    text = report.page(
+        "T & U", "<script>", ["m", "n"], [["<b>", "1"]], [[False, True]], [picture], "end"
+    )
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.images == ["a&b.png"]
+    assert "script" not in tags.open
+    assert {"T & U", "<script>", "<b>", "1", "x < y", "end"} <= set(tags.words)
+    assert text.count("<b>") == 1
+
+
+def test_report_needs_no_torch() -> None:
+    # the package's own __init__ is left out: only what report itself imports counts
+    package = Path(credo.__file__).parent
+    script = (
+        "import sys, types\n"
+        f"stub = types.ModuleType('credo'); stub.__path__ = [{str(package)!r}]\n"
+        "sys.modules['credo'] = stub\n"
+        "import credo.report\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
