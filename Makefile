@@ -27,7 +27,7 @@ lint: $(VENV)/.installed
 # not install or import is reported and left out.
 bench: $(VENV)/.installed
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/rivals.txt
-	$(BIN)/python -m bench
+	$(BIN)/python -W ignore -m bench
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

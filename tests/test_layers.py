@@ -23,7 +23,7 @@ LAYERS = [
 ]
 """From the bottom up. Inside a layer only the chains of `WITHIN` are allowed."""
 
-WITHIN = {("noise", "types"), ("types", "errors"), ("params", "errors")}
+WITHIN = {("types", "errors"), ("__main__", "cli")}
 
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 

@@ -15,7 +15,7 @@ from credo.errors import UnsupportedError
 from credo.expectations.activation_noise import Flipout, LocalReparameterisation, signs
 from credo.expectations.step import Step
 from credo.params import bind, select
-from credo.params.seam import Seam, survey
+from credo.params.seam import survey
 
 ESTIMATORS = [LocalReparameterisation, Flipout]
 
@@ -92,6 +92,14 @@ NETWORKS = {
             nn.Flatten(), nn.Linear(48, 2, bias=False),
         ),
         (3, 2, 8, 8), set(),
+    ),
+    "grey images": (
+        lambda: nn.Conv2d(1, 3, 2, stride=3, padding=1),
+        (3, 1, 10, 10), set(),
+    ),
+    "grey images, dilated": (
+        lambda: nn.Conv2d(1, 3, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(3, 2), bias=False),
+        (3, 1, 7, 8), set(),
     ),
     "convolutions": (
         lambda: nn.Sequential(
@@ -373,64 +381,3 @@ def test_signs_are_fair(count):
     if count == 4096:
         assert drawn.mean(0).abs().max() < 5 / math.sqrt(count)
         assert (drawn[:, 0] * drawn[:, 1]).mean().abs() < 5 / math.sqrt(count)
-
-
-def padding(*lengths: int) -> Tensor:
-    return torch.arange(6) >= torch.tensor(lengths).unsqueeze(1)
-
-
-CAUSAL = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
-ATTENTION = {
-    "self": ({}, "qqq", {}),
-    "no weights": ({}, "qqq", {"need_weights": False}),
-    "batch first": ({"batch_first": True}, "qqq", {"need_weights": False}),
-    "every head": ({"batch_first": True}, "qqq", {"average_attn_weights": False}),
-    "bool mask": ({}, "qqq", {"attn_mask": CAUSAL}),
-    "causal hint": ({}, "qqq", {"attn_mask": CAUSAL, "is_causal": True, "need_weights": False}),
-    "float mask": ({}, "qqq", {"attn_mask": normal(5, 5), "need_weights": False}),
-    "mask per head": ({"batch_first": True}, "qkk", {"attn_mask": normal(6, 5, 6)}),
-    "cross": ({"batch_first": True}, "qkk", {"key_padding_mask": padding(6, 4, 1)}),
-    "three": (
-        {"batch_first": True}, "qkv",
-        {"key_padding_mask": normal(3, 6), "attn_mask": normal(5, 6), "need_weights": False},
-    ),
-    "separate": ({"kdim": 3, "vdim": 2, "batch_first": True}, "qab", {}),
-    "no bias": ({"bias": False}, "qqq", {}),
-    "dropout": ({"dropout": 0.4}, "qqq", {}),
-    "fast dropout": ({"dropout": 0.4}, "qqq", {"need_weights": False}),
-}  # fmt: skip
-INPUTS = {
-    "q": normal(3, 5, 4), "k": normal(3, 6, 4), "v": normal(3, 6, 4) * 2,
-    "a": normal(3, 6, 3), "b": normal(3, 6, 2),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("unbatched", [False, True])
-@pytest.mark.parametrize("name", ATTENTION)
-def test_attention_through_the_seam_is_attention(name, unbatched):
-    settings, letters, options = ATTENTION[name]
-    if unbatched and ({"key_padding_mask"} & options.keys() or name == "mask per head"):
-        pytest.skip("masks of a batch")
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(4, 2, **settings).double()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter)
-    tensors = {letter: t[0] if unbatched else t for letter, t in INPUTS.items()}
-    if not unbatched and not layer.batch_first:
-        tensors = {letter: t.transpose(0, 1) for letter, t in tensors.items()}
-    inputs, calls = [tensors[letter] for letter in letters], []
-
-    def unchanged(call):
-        calls.append(call)
-        return call.apply(call.inputs, call.weight, call.bias)
-
-    torch.manual_seed(1)
-    expected, expected_weights = layer(*inputs, **options)
-    torch.manual_seed(1)
-    with Seam({id(p) for p in layer.parameters()}, unchanged):
-        out, weights = layer(*inputs, **options)
-    assert len(calls) == (2 if letters == "qqq" else 4)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    assert (weights is None) == (expected_weights is None)
-    if weights is not None:
-        torch.testing.assert_close(weights, expected_weights, rtol=1e-12, atol=1e-12)

@@ -118,7 +118,6 @@ def test_optimizers_that_cannot_work_are_refused(optimizer, error) -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adamax", "nadam", "radam", "rmsprop",
                                   "adagrad", "adadelta", "asgd", "sgd"])  # fmt: skip
-@pytest.mark.filterwarnings("ignore:the posterior:UserWarning")
 def test_optimizers_by_name_lower_the_loss(name: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.stats import binomtest
@@ -55,7 +56,7 @@ def test_nothing_is_cut_off(make, tmp_path: Path) -> None:
     path = report.save(figure, tmp_path / "new" / "figure.png", dpi=50)
     assert path.read_bytes().startswith(b"\x89PNG")
     width, height = figure.get_size_inches()
-    box = figure.get_tightbbox(figure.canvas.get_renderer())
+    box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
     # a hundredth of an inch is less than a pixel on any screen
     assert box.x0 > -0.01
     assert box.y0 > -0.01

@@ -38,6 +38,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from credo.errors import UnsupportedError
 from credo.expectations.step import Step
@@ -150,19 +151,19 @@ class LocalReparameterisation(ActivationNoise):
             nonlocal calls
             calls += 1
             weight, bias = leaves[id(call.weight)], leaves.get(id(call.bias))
-            mean = call.apply(call.inputs, call.weight, call.bias)
+            mean = affine(call, call.inputs, call.weight, call.bias)
             device = mean.device.type
             if torch.is_autocast_enabled(device):
                 # Squares of half-precision numbers leave its range: stay in the leaves' dtype.
                 with torch.autocast(device, enabled=False):
                     squares = call.inputs.to(weight.dtype).square()
-                    quarter = call.apply(squares, weight, bias).to(mean.dtype)
+                    quarter = affine(call, squares, weight, bias).to(mean.dtype)
             else:
-                quarter = call.apply(call.inputs.square(), weight, bias)
+                quarter = affine(call, call.inputs.square(), weight, bias)
             noise = torch.empty_like(mean)
             # Dense in any memory format, so it can be filled as one line of numbers.
             self.noise.fill(noise.as_strided((noise.numel(),), (1,)), *key, calls)
-            return _WithNoise.apply(mean, quarter, noise)
+            return _WithNoise.apply(mean, quarter, noise)  # type: ignore[no-untyped-call]
 
         return local
 
@@ -192,9 +193,9 @@ class Flipout(ActivationNoise):
                 generator = torch.Generator(call.inputs.device)
                 generator.manual_seed(key_to_seed(self.noise.seed, *key))
             weight, bias = leaves[id(call.weight)], leaves.get(id(call.bias))
-            mean = call.apply(call.inputs, call.weight, call.bias)
+            mean = affine(call, call.inputs, call.weight, call.bias)
             flips = signs(call.per_feature(call.inputs), call.inputs, generator)
-            perturbation = call.apply(call.inputs * flips, weight, bias)
+            perturbation = affine(call, call.inputs * flips, weight, bias)
             flips = signs(call.per_feature(mean), mean, generator)
             return torch.addcmul(mean, perturbation, flips)
 
@@ -222,6 +223,52 @@ class _WithNoise(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         (slope,) = ctx.saved_tensors
         return gradient, gradient * slope, None
+
+
+def affine(call: Affine, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``call.apply``, with a faster gradient for the convolution that grey images meet first."""
+    thin = (
+        call.function is F.conv2d
+        and inputs.dim() == 4
+        and inputs.shape[1] == 1
+        and weight.shape[0] % 8 != 0
+        and not inputs.requires_grad
+        and inputs.device.type == "cpu"
+        and inputs.dtype == weight.dtype
+        and not call.keywords
+        and not (len(call.options) > 1 and isinstance(call.options[1], str))
+        and not torch.is_autocast_enabled("cpu")
+    )
+    if thin:
+        return _ThinConvolution.apply(inputs, weight, bias, *call.options)  # type: ignore[no-untyped-call]
+    return call.apply(inputs, weight, bias)
+
+
+class _ThinConvolution(torch.autograd.Function):
+    """conv2d of one input channel, whose weight gradient is taken as a convolution as well.
+
+    ∂/∂W[o, i] = Σ_n,p g[n, o, p] x[n, stride·p + dilation·i − padding] convolves x with g, examples
+    playing the channels, stride and dilation swapped. The CPU library's own kernel for one input
+    and an odd number of output channels was four times slower (6 filters of 5 × 5 on 28 × 28
+    pixels), which made up a third of LeNet's step.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, stride=1, padding=0, dilation=1, groups=1):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        ctx.geometry = (dilation, padding, stride)
+        ctx.kernel = weight.shape[2:]
+        return F.conv2d(x, weight, bias, stride, padding, dilation)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        height, width = ctx.kernel
+        swapped = F.conv2d(x.transpose(0, 1), gradient.transpose(0, 1), None, *ctx.geometry)
+        by_weight = swapped.transpose(0, 1)[:, :, :height, :width]
+        by_bias = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return (None, by_weight, by_bias, None, None, None, None)[: len(ctx.needs_input_grad)]
 
 
 def signs(shape: list[int], like: Tensor, generator: torch.Generator) -> Tensor:

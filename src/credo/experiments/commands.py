@@ -6,6 +6,7 @@ from json import dumps
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from credo.errors import CredoError, DataError
@@ -41,7 +42,7 @@ def list_experiments(json: bool = False) -> None:
         return
     table = Table(Column("experiment", no_wrap=True), "paper", "claim", "verdict", show_lines=True)
     for r in rows:
-        table.add_row(r["id"], r["paper"], r["claim"], _coloured(r.get("verdict", "")))
+        table.add_row(r["id"], r["paper"], escape(r["claim"]), _coloured(r.get("verdict", "")))
     Console().print(table)
 
 
@@ -92,7 +93,9 @@ def claims(json: bool = False, folder: str | Path = RUNS) -> None:
     table = Table(Column("id", no_wrap=True), "paper", "claim", "verdict", "scale", show_lines=True)
     for r in rows:
         kind = "\ntheorem" if r["theorem"] else ""
-        table.add_row(r["id"] + kind, r["paper"], r["claim"], _qualified(r), _scale_in_words(r))
+        table.add_row(
+            r["id"] + kind, r["paper"], escape(r["claim"]), _qualified(r), _scale_in_words(r)
+        )
     Console().print(table)
 
 
@@ -116,11 +119,11 @@ def _print_run(
         _, error = mean_and_error([float(r[name]) for r in results])
         table.add_row(name, f"{mean:.5g}" + (f" ± {error:.2g}" if len(results) > 1 else ""))
     console.print(table)
-    console.print(entry["claim"])
+    console.print(escape(entry["claim"]))
     console.print(f"Verdict: {_qualified(entry)}")
     for outcome in outcomes:
         if outcome.error is not None:
-            console.print(f"[red]seed {outcome.trial['seed']} failed:[/] {outcome.error}")
+            console.print(f"[red]seed {outcome.trial['seed']} failed:[/] {escape(outcome.error)}")
     for path in figures:
         console.print(f"figure: {path}")
 

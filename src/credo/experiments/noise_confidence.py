@@ -109,8 +109,8 @@ EXPERIMENT = Experiment(
     id="003-noise-confidence",
     paper="003",
     claim="Fig. 1.1: of two networks with more than 98 % accuracy on handwritten digits, the "
-    "frequentist one is confident about images of Gaussian noise and the Bayesian one less so. "
-    "(The figure is one hand-picked image; here the mean over many.)",
+    "frequentist one is more confident about images of Gaussian noise than the Bayesian one. (The "
+    "figure is one hand-picked image; here the mean over many.)",
     theorem=False,
     presets={
         "quick": NoiseSettings(epochs=5),

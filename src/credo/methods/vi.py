@@ -354,7 +354,9 @@ class VI:
                 stacklevel=4,
             )
         kl = sum(self._kl(state).values())
-        if abs(kl - state.initial_kl) < 1e-3 * abs(state.initial_kl):
+        same_kl = abs(kl - state.initial_kl) < 1e-3 * abs(state.initial_kl)
+        # Means and scales may move and their KLs cancel, so the scales are asked as well.
+        if same_kl and abs(relative / self.init_scale - 1) < 1e-3:
             warnings.warn(
                 f"the KL never moved ({state.initial_kl:.4g} before training, {kl:.4g} after): the "
                 "posterior is still its initial guess. Train longer, or raise lr and scale_lr.",

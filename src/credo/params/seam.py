@@ -355,7 +355,7 @@ class _Recorder(TorchFunctionMode):
         if len(uses) > 1:
             return f"used {len(uses)} times in one forward pass"
         for weight in uses[0].weights:
-            if weight not in self._watched or self.why_not(weight) is not None:
+            if self.why_not(weight) is not None:
                 return "the bias of a layer whose weight is outside the seam"
         return None
 
