@@ -46,6 +46,7 @@ def training(net: str) -> list[Row]:
         "adam fused": adam_step(make(), x, y, fused=True),
         "credo VI, normal draws": credo_step(make(), credo.VI(draws="normal"), x, y),
         "credo VI, table draws": credo_step(make(), credo.VI(draws="table"), x, y),
+        "credo VI, pool draws": credo_step(make(), credo.VI(draws="pool"), x, y),
     }
     if net == "lenet5":
         for noise in ("local", "flipout"):
@@ -84,6 +85,7 @@ def prediction(net: str = "mlp", samples: int = 32, inputs: int = 1000) -> list[
         "deterministic again (control)": deterministic,
         "credo, normal draws": credo_prediction("normal"),
         "credo, table draws": credo_prediction("table"),
+        "credo, pool draws": credo_prediction("pool"),
     }
     networks = rivals.forward_networks(make)
     contestants |= rivals.working({k: (lambda b=b: loop(b)) for k, b in networks.items()})

@@ -130,11 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CredoError as error:
         return _complain(str(error), *getattr(error, "__notes__", ()), code=1)
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", code=INTERRUPTED)
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader left, as `credo list | head` does; what Python flushes on exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    # newer versions of typer turn Ctrl-C into this code themselves, and say nothing
+    if code == INTERRUPTED:
+        return _complain("interrupted", code=INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

@@ -109,6 +109,8 @@ def run(folder: Path, seed: int, epochs: int) -> Path:
         f"digits\n(epochs: {epochs}, seed: {seed}), then a regression with a gap in its data."
     )
     with _one_bar(_num_updates(epochs, digits)) as bar:
+        bar.label("starting")
+        _warm_up()
         results = [
             contest(name, make(), digits, seed, epochs, bar) for name, make in CONTESTANTS.items()
         ]
@@ -310,6 +312,13 @@ def _initialised(make: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
+
+
+def _warm_up() -> None:
+    """The first optimizer of a process makes torch import much: no contestant should pay for it."""
+    point = torch.zeros(1, 1)
+    net = _initialised(lambda: nn.Sequential(nn.Linear(1, 1)), seed=0)
+    fit(Model(net, Gaussian()), MAP(), (point, point), epochs=1, progress=False)
 
 
 def _num_updates(epochs: int, digits: ImageSetWithOod) -> int:

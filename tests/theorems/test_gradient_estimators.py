@@ -165,8 +165,7 @@ def test_one_step_equals_autodiff_through_the_sampling() -> None:
     state = method.init(model, 50, torch.Generator().manual_seed(1))
     leaves = state.mean.clone().requires_grad_(), state.rho.clone().requires_grad_()
     before = leaves[0].detach().clone()
-    eps = torch.empty_like(state.mean)
-    source("normal", state.estimator.noise.seed).fill(eps, 0, 0)
+    eps = source("normal", state.estimator.noise.seed).draw(torch.empty_like(state.mean), 0, 0)
     weights = leaves[0] + leaves[1].exp() * eps
     named = {
         s.name: weights[s.slice].view(s.shape) for s in state.random.segments

@@ -103,7 +103,7 @@ def test_ctrl_c_is_one_line_and_code_130(
 
     monkeypatch.setattr(demo, "run", interrupt)
     assert cli.main(["demo", "--folder", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.strip() in ("credo: interrupted", "")
+    assert capsys.readouterr().err == "credo: interrupted\n"
 
 
 def test_warnings_are_one_line_without_source(
@@ -149,9 +149,8 @@ def test_python_dash_m_is_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["credo", "--version"])
-    monkeypatch.delitem(sys.modules, "credo.__main__", raising=False)
     with pytest.raises(SystemExit) as left:
-        runpy.run_module("credo", run_name="__main__")
+        runpy.run_path(str(Path(credo.__file__).with_name("__main__.py")), run_name="__main__")
     assert left.value.code == 0
     assert capsys.readouterr().out == f"credo {credo.__version__}\n"
 
@@ -200,11 +199,12 @@ def test_the_best_cells_are_marked_and_ties_share() -> None:
 def test_one_seed_gives_one_set_of_numbers() -> None:
     digits = credo.data.digits()
 
-    def scores(seed: int) -> dict[str, float]:
-        with demo._one_bar(1) as bar:
+    def scores(seed: int, around: int = 0) -> dict[str, float]:
+        with torch.random.fork_rng(devices=[]), demo._one_bar(1) as bar:
+            torch.manual_seed(around)
             made = demo.CONTESTANTS["VI, η = 1"]()
             result = demo.contest("VI", made, digits, seed, 1, bar)
         return {key: value for key, value in result.scores.items() if key != "seconds"}
 
-    assert scores(0) == scores(0)
+    assert scores(0) == scores(0, around=1)
     assert scores(0) != scores(1)

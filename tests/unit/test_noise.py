@@ -11,17 +11,21 @@ import credo
 from credo.errors import DataError
 from credo.noise import _pairs, key_to_seed, source
 
-SOURCES = ["normal", "table"]
-N, STEPS = 100_001, 20
+SOURCES = ["normal", "table", "pool"]
+N, STEPS = 300_001, 20
 
 
 @pytest.fixture(params=SOURCES)
 def draws(request: pytest.FixtureRequest) -> torch.Tensor:
-    """(STEPS, N) numbers: an odd N, so that the last weight has no partner."""
+    """(STEPS, N) numbers: an odd N, so that the last weight has no partner.
+
+    The pool's numbers come back in other places, so its standard errors are those of its 1.9
+    million different numbers rather than of all six million: a factor of 1.8, within the 5.
+    """
     noise = source(request.param, seed=7)
     out = torch.empty(STEPS, N)
     for step in range(STEPS):
-        noise.fill(out[step], step, 0)
+        out[step] = noise.draw(out[step], step, 0)
     return out
 
 
@@ -72,15 +76,15 @@ def test_the_table_is_exact_in_its_marginals() -> None:
 @pytest.mark.parametrize("draws_name", SOURCES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_is_a_function_of_seed_and_key(draws_name, dtype) -> None:
-    a, b = (torch.empty(33, dtype=dtype) for _ in range(2))
-    source(draws_name, 1).fill(a, 5, 2)
-    later = source(draws_name, 1)
-    later.fill(b, 9, 9)
-    later.fill(b, 5, 2)
-    assert torch.equal(a, b)
-    for seed, key in ((2, (5, 2)), (1, (5, 3)), (1, (2, 5))):
-        source(draws_name, seed).fill(b, *key)
-        assert not torch.equal(a, b)
+    for size in (33, 200_000, 1_500_000):
+        empty = torch.empty(size, dtype=dtype)
+        a = source(draws_name, 1).draw(empty, 5, 2).clone()
+        later = source(draws_name, 1)
+        for key in ((4, 0), (9, 9), (4, 1), (5, 1)):
+            later.draw(empty, *key)
+        assert torch.equal(a, later.draw(empty, 5, 2))
+        for seed, key in ((2, (5, 2)), (1, (5, 3)), (1, (2, 5))):
+            assert not torch.equal(a, source(draws_name, seed).draw(empty, *key))
     assert key_to_seed(1, 2) != key_to_seed(2, 1)
 
 
@@ -90,24 +94,27 @@ def test_unknown_sources_are_named() -> None:
 
 
 def test_fast_noise_trains_to_the_same_elbo() -> None:
-    """Five seeds each on the digits: the final ELBOs agree within 5 standard errors."""
+    """Four seeds each, on a net wide enough for the pool: ELBOs agree within 5 standard errors."""
     data = credo.data.digits()
-    elbos: dict[str, list[float]] = {}
+    elbos: dict[str, list[float]] = {name: [] for name in SOURCES}
     for draws_name in SOURCES:
-        for seed in range(5):
+        for seed in range(4):
             torch.manual_seed(seed)
             net = torch.nn.Sequential(
-                torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
-            )
+                torch.nn.Flatten(), torch.nn.Linear(64, 512), torch.nn.ReLU(),
+                torch.nn.Linear(512, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10),
+            )  # fmt: skip
             posterior = credo.fit(
                 credo.Model(net, credo.likelihoods.Categorical()),
-                credo.VI(lr=5e-3, draws=draws_name),
+                credo.VI(lr=2e-3, draws=draws_name),
                 data.train,
-                epochs=15,
+                epochs=10,
                 seed=seed,
                 progress=False,
             )
-            elbos.setdefault(draws_name, []).append(posterior.history[-1]["elbo"])
-    a, b = (np.array(elbos[name]) for name in SOURCES)
-    error = math.sqrt(a.var(ddof=1) / 5 + b.var(ddof=1) / 5)
-    assert abs(a.mean() - b.mean()) < 5 * error
+            elbos[draws_name].append(posterior.history[-1]["elbo"])
+    exact = np.array(elbos["normal"])
+    for name in SOURCES[1:]:
+        fast = np.array(elbos[name])
+        error = math.sqrt((exact.var(ddof=1) + fast.var(ddof=1)) / 4)
+        assert abs(fast.mean() - exact.mean()) < 5 * error, (name, fast, exact)

@@ -89,7 +89,7 @@ class ActivationNoise(ABC):
         slope = self._prepare(routes.values, part(routes.through, step.scale), key)
         noise = torch.empty_like(sampled_mean)
         if routes.sampled.size:
-            self.noise.fill(noise, *key, 0)
+            noise = self.noise.draw(noise, *key, 0)
             routes.put_sampled(torch.addcmul(sampled_mean, part(routes.sampled, step.scale), noise))
         met = _Met(self._handler(routes.leaves, key))
         with Seam(routes.leaves, met):
@@ -160,10 +160,11 @@ class LocalReparameterisation(ActivationNoise):
                     quarter = affine(call, squares, weight, bias).to(mean.dtype)
             else:
                 quarter = affine(call, call.inputs.square(), weight, bias)
-            noise = torch.empty_like(mean)
-            # Dense in any memory format, so it can be filled as one line of numbers.
-            self.noise.fill(noise.as_strided((noise.numel(),), (1,)), *key, calls)
-            return _WithNoise.apply(mean, quarter, noise)  # type: ignore[no-untyped-call]
+            # Dense in any memory format, so it can be drawn as one line of numbers.
+            line = torch.empty_like(mean).as_strided((mean.numel(),), (1,))
+            line = self.noise.draw(line, *key, calls)
+            noise = line.as_strided(mean.shape, mean.stride(), line.storage_offset())
+            return _WithNoise.apply(mean, quarter, noise)
 
         return local
 
@@ -177,8 +178,7 @@ class Flipout(ActivationNoise):
     """
 
     def _prepare(self, values: Vector, scale: Vector, key: tuple[int, ...]) -> Vector:
-        noise = torch.empty_like(scale)
-        self.noise.fill(noise, *key, 1)
+        noise = self.noise.draw(torch.empty_like(scale), *key, 1)
         torch.mul(scale, noise, out=values)
         return noise
 

@@ -77,11 +77,10 @@ class WeightNoise:
     def _draw(self, step: Step, sample: int) -> float:
         """One draw's share of both gradients.
 
-        The noise lives in ``grad_scale`` until the gradient multiplies it.
+        The noise may live in ``grad_scale`` until the gradient multiplies it.
         """
         share = 1 / step.samples
-        eps = step.grad_scale
-        self.noise.fill(eps, *step.key, sample)
+        eps = self.noise.draw(step.grad_scale, *step.key, sample)
         weights = write_weights(step, eps)
         loss = step.energy()
         (loss * share).backward()
@@ -91,7 +90,7 @@ class WeightNoise:
             step.grad_mean.sub_(self.prior.grad_log_prob(weights), alpha=kappa)
             if self.sampled_kl == "path":
                 step.grad_mean.addcdiv_(eps, step.scale, value=-kappa)
-        eps.mul_(step.grad_mean)
+        torch.mul(eps, step.grad_mean, out=step.grad_scale)
         return loss.item()
 
 

@@ -116,5 +116,4 @@ class DiagGaussian(Family):
         check_count(n)
         eps = torch.empty_like(out)
         for index in range(n):
-            noise.fill(eps, index)
-            yield self.draw_(out, eps)
+            yield self.draw_(out, noise.draw(eps, index))
