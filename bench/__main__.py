@@ -28,7 +28,9 @@ def show(rows: list[Row]) -> None:
     """One line per contestant and baseline; for memory the interval is the peak in MiB."""
     for row in rows:
         low, high = row.iqr
-        print(f"  {row.contestant:28s} {row.ratio:6.2f}  [{low:.2f}, {high:.2f}]  vs {row.baseline}")
+        print(
+            f"  {row.contestant:28s} {row.ratio:6.2f}  [{low:.2f}, {high:.2f}]  vs {row.baseline}"
+        )
 
 
 def main(names: list[str]) -> None:

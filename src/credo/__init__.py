@@ -5,32 +5,57 @@ Hand it a network you already have, get calibrated predictions with uncertainty:
     model = credo.Model(net, credo.likelihoods.Categorical())
     posterior = credo.fit(model, credo.VI(), (x_train, y_train), epochs=20)
     pred = posterior.predict(x_test)        # pred.probs, pred.entropy, pred.mutual_information
+
+The names are imported when first used, so that ``credo --help`` does not wait for torch.
 """
 
-from credo import data, families, likelihoods, metrics, params, priors
-from credo.methods import MAP, MLE, VI
-from credo.model import Model
-from credo.objectives import Balanced
-from credo.posterior import Posterior, load
-from credo.predictive import Predictive
-from credo.train import fit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from credo.version import __version__
 
-__all__ = [
-    "MAP",
-    "MLE",
-    "VI",
-    "Balanced",
-    "Model",
-    "Posterior",
-    "Predictive",
-    "__version__",
-    "data",
-    "families",
-    "fit",
-    "likelihoods",
-    "load",
-    "metrics",
-    "params",
-    "priors",
-]
+if TYPE_CHECKING:
+    from credo import data as data
+    from credo import families as families
+    from credo import likelihoods as likelihoods
+    from credo import metrics as metrics
+    from credo import params as params
+    from credo import priors as priors
+    from credo.methods import MAP as MAP
+    from credo.methods import MLE as MLE
+    from credo.methods import VI as VI
+    from credo.model import Model as Model
+    from credo.objectives import Balanced as Balanced
+    from credo.posterior import Posterior as Posterior
+    from credo.posterior import load as load
+    from credo.predictive import Predictive as Predictive
+    from credo.train import fit as fit
+
+_HOMES = {
+    "MAP": "methods",
+    "MLE": "methods",
+    "VI": "methods",
+    "Balanced": "objectives",
+    "Model": "model",
+    "Posterior": "posterior",
+    "Predictive": "predictive",
+    "fit": "train",
+    "load": "posterior",
+}
+_MODULES = ("data", "families", "likelihoods", "metrics", "params", "priors")
+
+__all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"credo.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'credo' has no attribute {name!r}")
+    value = getattr(import_module(f"credo.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

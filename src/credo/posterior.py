@@ -268,7 +268,9 @@ def load(
 
 
 def _is_loader(x: Any) -> bool:
-    return isinstance(x, Iterable) and not isinstance(x, Tensor | np.ndarray | Mapping | list | tuple)
+    return isinstance(x, Iterable) and not isinstance(
+        x, Tensor | np.ndarray | Mapping | list | tuple
+    )
 
 
 def _inputs_of(batch: Any) -> Inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,16 @@ FORMAT = "credo"
 def write_atomically(path: Path, data: bytes) -> None:
     """All of ``data`` or nothing: a crash leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Not tempfile's: its files are private, and a run folder is to be read by others.
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with part.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(part, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
@@ -54,7 +55,9 @@ def read_tensors(path: Path, device: str | torch.device = "cpu") -> tuple[dict[s
             meta = json.loads((file.metadata() or {})[FORMAT])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except KeyError as error:
-        raise FileFormatError(f"{path} is a safetensors file, but Credo did not write it") from error
+        raise FileFormatError(
+            f"{path} is a safetensors file, but Credo did not write it"
+        ) from error
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise FileFormatError(
             f"{path} is damaged or not a safetensors file ({error}); use a copy, or fit again"

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import credo
+from credo import storage
 from credo.errors import CheckpointError, DataError, FileFormatError, NonFiniteError
 from credo.train import loop
 
@@ -198,7 +199,7 @@ def test_a_nonfinite_loss_stops_and_keeps_the_last_good_state(tmp_path) -> None:
         fit(credo.MAP(lr=1e30, optimizer="sgd"), tmp_path / "run")
     assert "the largest in 0.weight" in str(caught.value) or "weights of" in str(caught.value)
     assert "state.safetensors" in caught.value.__notes__[0]
-    tensors, _ = credo.storage.read_tensors(tmp_path / "run" / "state.safetensors")
+    tensors, _ = storage.read_tensors(tmp_path / "run" / "state.safetensors")
     assert all(torch.isfinite(t).all() for t in tensors.values() if t.is_floating_point())
 
 
@@ -250,7 +251,9 @@ def test_num_data_can_be_said_where_it_is_unknown() -> None:
 def test_arrays_datasets_and_mappings_are_data() -> None:
     x, y = data()
     reference = fit(credo.VI(), train=(x, y), epochs=2)
-    assert same(reference, fit(credo.VI(), train=(x.numpy().astype("float64"), y.numpy()), epochs=2))
+    assert same(
+        reference, fit(credo.VI(), train=(x.numpy().astype("float64"), y.numpy()), epochs=2)
+    )
     assert same(reference, fit(credo.VI(), train=TensorDataset(x, y), epochs=2))
     pairs = torch.utils.data.Subset(TensorDataset(x, y), range(len(x)))
     assert same(reference, fit(credo.VI(), train=pairs, epochs=2))

@@ -136,7 +136,9 @@ def test_baselines_reduce_the_variance_of_the_score_function() -> None:
 
 @pytest.mark.parametrize("link", ["exp", "softplus"])
 @pytest.mark.parametrize(
-    "prior", [credo.priors.Normal(0.7, mean=0.3), credo.priors.Laplace(0.7)], ids=["normal", "laplace"]
+    "prior",
+    [credo.priors.Normal(0.7, mean=0.3), credo.priors.Laplace(0.7)],
+    ids=["normal", "laplace"],
 )
 def test_closed_form_kl_gradients_equal_autodiff(link: str, prior) -> None:
     """Float64; 1e-12 because both sides are a few roundings away from the same number."""
@@ -167,9 +169,7 @@ def test_one_step_equals_autodiff_through_the_sampling() -> None:
     before = leaves[0].detach().clone()
     eps = source("normal", state.estimator.noise.seed).draw(torch.empty_like(state.mean), 0, 0)
     weights = leaves[0] + leaves[1].exp() * eps
-    named = {
-        s.name: weights[s.slice].view(s.shape) for s in state.random.segments
-    }
+    named = {s.name: weights[s.slice].view(s.shape) for s in state.random.segments}
     outputs = torch.func.functional_call(net, named, (x,))
     q = DiagGaussian(leaves[0], leaves[1].exp())
     loss = nn.functional.cross_entropy(outputs, y) + kl(q, state.prior) / 50

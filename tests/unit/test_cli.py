@@ -158,7 +158,7 @@ def test_python_dash_m_is_the_same(
 def test_demo_writes_everything_its_page_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     folder = tmp_path / "new" / "demo"
     assert cli.main(["demo", "--folder", str(folder), "--epochs", "1"]) == 0
     printed = capsys.readouterr().out
@@ -176,6 +176,7 @@ def test_demo_writes_everything_its_page_shows(
         assert f'src="{name}"' in page
     assert all(len(line) <= 80 for line in printed.splitlines()[:-1])
     assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
 
 
 def test_the_best_cells_are_marked_and_ties_share() -> None:

@@ -5,4 +5,11 @@ from credo.expectations.monte_carlo import WeightNoise
 from credo.expectations.score import ScoreFunction
 from credo.expectations.step import Estimator, Step
 
-__all__ = ["Estimator", "Flipout", "LocalReparameterisation", "ScoreFunction", "Step", "WeightNoise"]
+__all__ = [
+    "Estimator",
+    "Flipout",
+    "LocalReparameterisation",
+    "ScoreFunction",
+    "Step",
+    "WeightNoise",
+]

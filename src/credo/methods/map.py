@@ -145,9 +145,7 @@ class MAP:
 
     def _temperature(self, state: MAPState) -> float:
         clock = state.clock
-        return temperature_at(
-            self.temperature, state.random.segments, state.num_data, clock.epoch
-        )
+        return temperature_at(self.temperature, state.random.segments, state.num_data, clock.epoch)
 
     @torch.no_grad()
     def _add_prior(self, state: MAPState, weight: float) -> None:
@@ -166,5 +164,3 @@ def MLE(**settings: Any) -> MAP:  # noqa: N802 - a method like the others, witho
     0.0
     """
     return MAP(temperature=0.0, **settings)
-
-

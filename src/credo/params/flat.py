@@ -187,7 +187,12 @@ class _Place:
     __slots__ = ("_owner", "attribute", "name", "parameter", "path")
 
     def __init__(self, owner: nn.Module, path: str, attribute: str, parameter: nn.Parameter):
-        self._owner, self.path, self.attribute, self.parameter = ref(owner), path, attribute, parameter
+        self._owner, self.path, self.attribute, self.parameter = (
+            ref(owner),
+            path,
+            attribute,
+            parameter,
+        )
         self.name = f"{path}.{attribute}" if path else attribute
 
     @property

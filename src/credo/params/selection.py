@@ -17,7 +17,9 @@ Selector: TypeAlias = None | str | Iterable[str] | Callable[[Segment], bool]
 """None (all but norm layers), "all", "last_layer", a name or glob, several, or a predicate."""
 
 NORM_NAMES = frozenset(
-    name for name in dir(nn) if name.endswith("Norm") or "BatchNorm" in name or "InstanceNorm" in name
+    name
+    for name in dir(nn)
+    if name.endswith("Norm") or "BatchNorm" in name or "InstanceNorm" in name
 )
 
 

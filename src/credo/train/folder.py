@@ -1,9 +1,9 @@
 """A run as a folder: configuration, environment, metrics, and the state to resume from.
 
-    config.json         what was asked for: a run resumes only under the same configuration
-    env.json            where it ran
-    metrics.jsonl       one line per epoch
-    state.safetensors   the last checkpoint, replaced atomically
+config.json         what was asked for: a run resumes only under the same configuration
+env.json            where it ran
+metrics.jsonl       one line per epoch
+state.safetensors   the last checkpoint, replaced atomically
 """
 
 from __future__ import annotations

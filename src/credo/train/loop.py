@@ -39,7 +39,7 @@ def fit(
     folder: str | Path | None = None,
     resume: bool = True,
     device: str | torch.device | None = None,
-    progress: bool = True,
+    progress: bool | Reporter = True,
     *,
     num_data: int | None = None,
 ) -> Posterior:
@@ -193,9 +193,7 @@ class _Run:
         own, meta = self.method.pack(self.state)
         tensors: dict[str, Tensor] = {f"method.{name}": tensor for name, tensor in own.items()}
         tensors |= {f"buffer.{name}": b for name, b in self.model.buffers().items()}
-        tensors |= {
-            f"noise.{index}": p for index, p in enumerate(self.model.noise_parameters())
-        }
+        tensors |= {f"noise.{index}": p for index, p in enumerate(self.model.noise_parameters())}
         tensors["torch_rng"] = torch.get_rng_state()
         place = {"epoch": self.epoch, "batch": self.batch, "nll_sum": self.nll_sum}
         self.folder.checkpoint(tensors, {**place, "seconds": self.seconds, "method": meta})

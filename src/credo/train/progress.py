@@ -56,8 +56,11 @@ SHOWN = {"kl": "kl", "temperature": "η", "val_nll": "val nll", "val_accuracy": 
 
 
 @contextmanager
-def reporter(show: bool, epochs: int, num_batches: int) -> Iterator[Reporter]:
-    """A progress bar on stderr, or silence."""
+def reporter(show: bool | Reporter, epochs: int, num_batches: int) -> Iterator[Reporter]:
+    """A progress bar on stderr, silence, or a reporter of the caller's own."""
+    if isinstance(show, Reporter):
+        yield show
+        return
     if not show or not epochs:
         yield Reporter()
         return
