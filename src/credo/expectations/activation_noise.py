@@ -164,7 +164,7 @@ class LocalReparameterisation(ActivationNoise):
             line = torch.empty_like(mean).as_strided((mean.numel(),), (1,))
             line = self.noise.draw(line, *key, calls)
             noise = line.as_strided(mean.shape, mean.stride(), line.storage_offset())
-            return _WithNoise.apply(mean, quarter, noise)
+            return _WithNoise.apply(mean, quarter, noise)  # type: ignore[no-untyped-call]
 
         return local
 
