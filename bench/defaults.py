@@ -1,7 +1,7 @@
 """How `credo.VI()`'s defaults were chosen: ``CREDO_DATA=… python -m bench.defaults [FOLDER]``.
 
-One setting is changed at a time, on the embedded digits, 10,000 MNIST images (LeNet-5) and the three
-UCI tables; what is printed is the test NLL (mean over seeds), lower is better, and its mean rank.
+One setting is changed at a time, on the embedded digits, 10,000 MNIST images (LeNet-5) and the
+three UCI tables; what is printed is the test NLL (mean over seeds), lower is better, and its mean rank.
 """
 
 from __future__ import annotations

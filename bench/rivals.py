@@ -1,4 +1,4 @@
-"""The same training step by other libraries; one that is missing or fails is reported, not timed."""
+"""The same training step by other libraries; one that is missing or fails is reported."""
 
 from __future__ import annotations
 

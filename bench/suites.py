@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from bench.nets import NETS, batch
 from bench.timing import Contestants, Row, interleave
 
 BASELINES = {"adam": "adam", "adam fused": "adam fused"}
-ROUNDS = {"mlp": (31, 8), "lenet5": (25, 4), "resnet20": (9, 1)}
+ROUNDS = {"mlp": (31, 4), "lenet5": (21, 3), "resnet20": (9, 1)}
 
 
 def adam_step(net: nn.Module, x: torch.Tensor, y: torch.Tensor, **settings: bool) -> Callable:
@@ -58,7 +59,7 @@ def training(net: str) -> list[Row]:
 
 def prediction(net: str = "mlp", samples: int = 32, inputs: int = 1000) -> list[Row]:
     """``samples`` predictions of ``inputs`` inputs, relative to as many deterministic passes."""
-    make, (x, y) = NETS[net], batch(net, inputs)
+    make, (x, _) = NETS[net], batch(net, inputs)
     plain = make().eval()
 
     @torch.no_grad()
@@ -94,8 +95,8 @@ def prediction(net: str = "mlp", samples: int = 32, inputs: int = 1000) -> list[
 
 
 MEMORY_CONTESTANTS = [
-    "adam", "adam fused", "credo VI, normal draws", "credo VI, table draws", *rivals.LAYER_LIBRARIES,
-    "posteriors",
+    "adam", "adam fused", "credo VI, normal draws", "credo VI, table draws",
+    "credo VI, pool draws", *rivals.LAYER_LIBRARIES, "posteriors",
 ]  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def memory_child(net: str, contestant: str) -> None:
     """Print the peak of resident memory above the process's baseline, in MiB; its own process."""
     torch.set_num_threads(2)
     rivals.working({contestant: lambda: _memory_step("mlp", contestant)})  # imports and warm-up
-    pages = int(open("/proc/self/statm").read().split()[1])
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
     baseline = pages * resource.getpagesize()
     step = _memory_step(net, contestant)
     for _ in range(4):
@@ -118,7 +119,7 @@ def _memory_step(net: str, contestant: str) -> Callable:
     if contestant.startswith("adam"):
         return adam_step(make(), x, y, fused=contestant.endswith("fused"))
     if contestant.startswith("credo"):
-        draws = "normal" if "normal" in contestant else "table"
+        draws = contestant.removeprefix("credo VI, ").removesuffix(" draws")
         return credo_step(make(), credo.VI(draws=draws), x, y)
     if contestant == "posteriors":
         return rivals.posteriors_step(make(), x, y)

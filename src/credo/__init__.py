@@ -44,7 +44,7 @@ _HOMES = {
 }
 _MODULES = ("data", "families", "likelihoods", "metrics", "params", "priors")
 
-__all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,6 +42,7 @@ from credo.types import Vector
 Draws: TypeAlias = Literal["normal", "table", "pool"]
 
 TABLE_BITS = 16
+TABLE_BLOCK = 1 << 14
 POOL_SIZE = 1 << 20
 POOL_TURNS = 16
 LATTICE_GENERATOR = 29989
@@ -111,13 +112,16 @@ class TableNoise:
         if not _is_plain(out):
             return self._elsewhere.draw(out, *key)
         numbers: NDArray[np.float32] = out.numpy()
-        pairs = len(numbers) // 2
+        slots = numbers[: len(numbers) // 2 * 2].view(np.float64)
         bits = np.random.SFC64(np.random.SeedSequence([self.seed, *key]))
-        words = bits.random_raw(pairs // 4 + 1).view(np.uint16)
-        # mode="clip" skips numpy's bounds check; 16 bits can't be out of bounds.
-        np.take(_pairs(), words[:pairs], out=numbers[: 2 * pairs].view(np.float64), mode="clip")
+        # In blocks: numpy widens the 16-bit indices, and what it makes of a block stays in cache.
+        for start in range(0, len(slots), TABLE_BLOCK):
+            block = slots[start : start + TABLE_BLOCK]
+            words = bits.random_raw(-(-len(block) // 4)).view(np.uint16)[: len(block)]
+            # mode="clip" skips numpy's bounds check; 16 bits can't be out of bounds.
+            np.take(_pairs(), words, out=block, mode="clip")
         if len(numbers) % 2:
-            numbers[-1] = _pairs().view(np.float32)[2 * int(words[pairs])]
+            numbers[-1] = _pairs().view(np.float32)[2 * (bits.random_raw() & 0xFFFF)]
         return out
 
 

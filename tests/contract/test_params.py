@@ -40,7 +40,7 @@ def test_binding_changes_no_output_and_no_gradient(case) -> None:
 
 
 def test_the_buffer_is_the_network(case) -> None:
-    net, x, _ = case
+    net, _, _ = case
     flat = bind(net)
     assert flat.size == sum(p.numel() for p in net.parameters())  # tied weights counted once
     with flat.writing() as vector:
@@ -84,7 +84,7 @@ def test_norm_layers_are_deterministic_by_default(case) -> None:
 
 
 def test_deepcopy_is_an_ordinary_network(case) -> None:
-    net, x, y = case
+    net, _, _ = case
     flat = bind(net)
     other = copy.deepcopy(net)
     with flat.writing() as vector:

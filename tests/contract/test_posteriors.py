@@ -94,9 +94,8 @@ def test_the_network_is_restored_whatever_happens() -> None:
         next(net.parameters()).fill_(2.0)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     modes = [m.training for m in net.modules()]
-    with pytest.raises(RuntimeError, match="boom"), posterior.in_network():
-        assert not net.training
-        raise RuntimeError("boom")
+    with pytest.raises(ZeroDivisionError), posterior.in_network():
+        1 / net.training  # noqa: B018 - eval mode inside
     with pytest.raises(RuntimeError):
         posterior.predict(x[:, :1])
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
@@ -205,7 +204,7 @@ def test_damaged_files_are_refused_or_read_right(stored, tmp_path_factory, data)
             raw[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.mktemp("damaged") / "p.safetensors"
     path.write_bytes(bytes(raw))
-    net, x, _ = specimen("conv, batch norm, group norm")
+    net, _, _ = specimen("conv, batch norm, group norm")
     try:
         posterior = credo.load(path, net)
     except DataError:

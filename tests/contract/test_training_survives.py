@@ -48,8 +48,8 @@ def data(n: int = 100) -> tuple[torch.Tensor, torch.Tensor]:
 def fit(method, folder=None, epochs=4, network=None, train=None, **more) -> credo.Posterior:
     model = credo.Model(net() if network is None else network, credo.likelihoods.Categorical())
     return credo.fit(
-        model, method, data() if train is None else train, epochs=epochs, batch_size=16, seed=3, folder=folder,
-        progress=False, **more,
+        model, method, data() if train is None else train, epochs=epochs, batch_size=16, seed=3,
+        folder=folder, progress=False, **more,
     )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ class MAP:
         state.random.write(state.gradient, state.random.read(state.gradient) - weight * pull)
 
 
-def MLE(**settings: Any) -> MAP:  # noqa: N802 - a method like the others, without a prior
+def MLE(**settings: Any) -> MAP:
     """Maximum likelihood: `MAP` with temperature 0.
 
     >>> MLE(lr=0.1).temperature

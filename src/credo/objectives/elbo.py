@@ -9,15 +9,20 @@ two apart saves a division per weight and step.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
-from torch import Tensor
 
 from credo.families import DiagGaussian
 from credo.families.links import Link
 from credo.kl import kl
 from credo.types import FlatDistribution, Vector
+
+Stretch: TypeAlias = tuple[slice, float, float]
+"""A part of the vector, its 1/s² and its m."""
+
+MOST_STRETCHES = 256
+"""Beyond this many, one pass with a vector of precisions is cheaper than a call per stretch."""
 
 
 class CrossEntropy(Protocol):
@@ -33,7 +38,8 @@ class CrossEntropy(Protocol):
 def cross_entropy(prior: FlatDistribution) -> CrossEntropy:
     """The fastest exact form for this prior."""
     if isinstance(prior, DiagGaussian):
-        return GaussianCrossEntropy(prior)
+        stretches = _constant_stretches(prior)
+        return LayerwiseCrossEntropy(stretches) if stretches else GaussianCrossEntropy(prior)
     return ClosedFormCrossEntropy(prior)
 
 
@@ -41,18 +47,34 @@ class GaussianCrossEntropy:
     """½ Σ [(μ − m)² + σ²]/s² + const: gradients (μ − m)/s² and σ/s²."""
 
     def __init__(self, prior: DiagGaussian) -> None:
-        self.precision = _one_number_if_constant(prior.scale).pow(-2)
-        center = _one_number_if_constant(prior.mean)
-        self.pull = center * self.precision if bool((center != 0).any()) else None
+        self.precision, self.center = prior.scale.pow(-2), prior.mean
 
     def add_gradients_(
         self, mean: Vector, scale: Vector, weight: float, grad_mean: Vector, grad_scale: Vector
     ) -> None:
         """Add ``weight`` times the gradients with respect to mean and scale."""
-        grad_mean.addcmul_(self.precision, mean, value=weight)
-        if self.pull is not None:
-            grad_mean.sub_(self.pull, alpha=weight)
+        grad_mean.addcmul_(self.precision, mean - self.center, value=weight)
         grad_scale.addcmul_(self.precision, scale, value=weight)
+
+
+class LayerwiseCrossEntropy:
+    """The same for a prior that is constant over layers, kept as a few numbers and not a vector.
+
+    That saves two passes over memory in every step.
+    """
+
+    def __init__(self, stretches: list[Stretch]) -> None:
+        self.stretches = stretches
+
+    def add_gradients_(
+        self, mean: Vector, scale: Vector, weight: float, grad_mean: Vector, grad_scale: Vector
+    ) -> None:
+        """Add ``weight`` times the gradients with respect to mean and scale."""
+        for place, precision, center in self.stretches:
+            grad_mean[place].add_(mean[place], alpha=weight * precision)
+            if center:
+                grad_mean[place].sub_(weight * precision * center)
+            grad_scale[place].add_(scale[place], alpha=weight * precision)
 
 
 class ClosedFormCrossEntropy:
@@ -84,6 +106,19 @@ def chain_to_rho_(grad_scale: Vector, scale: Vector, link: Link, entropy_weight:
     grad_scale.sub_(scale.reciprocal(), alpha=entropy_weight).mul_(slope)
 
 
-def _one_number_if_constant(vector: Vector) -> Tensor:
-    """A stride-0 vector as 0-dim tensor, so that arithmetic with it reads no memory."""
-    return vector[0] if vector.stride() == (0,) else vector
+def _constant_stretches(prior: DiagGaussian) -> list[Stretch]:
+    """Stretches with one scale and mean; none if there would be too many."""
+    if prior.mean.stride() != (0,):
+        return []
+    center = float(prior.mean[0])
+    if prior.scale.stride() == (0,):
+        return [(slice(0, prior.size), float(prior.scale[0]) ** -2, center)]
+    values, counts = torch.unique_consecutive(prior.scale, return_counts=True)
+    if len(values) > MOST_STRETCHES:
+        return []
+    stops = counts.cumsum(0).tolist()
+    starts = [0, *stops[:-1]]
+    return [
+        (slice(start, stop), scale**-2, center)
+        for start, stop, scale in zip(starts, stops, values.tolist(), strict=True)
+    ]

@@ -27,6 +27,7 @@ Three facts about PyTorch shape this file (each held by a test in ``tests/contra
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -245,7 +246,7 @@ def _refuse_mixtures(places: list[_Place]) -> None:
         (p.parameter.data_ptr(), p.parameter.numel() * p.parameter.element_size(), p.name)
         for p in places
     )
-    for (start, length, name), (following, _, other) in zip(spans, spans[1:], strict=False):
+    for (start, length, name), (following, _, other) in itertools.pairwise(spans):
         if following < start + length:
             raise BindingError(
                 f"{name} and {other} are different Parameters over the same memory. Tie weights by "

@@ -13,7 +13,7 @@ from torch import nn
 from credo.errors import DataError
 from credo.types import Segment, Vector
 
-Selector: TypeAlias = None | str | Iterable[str] | Callable[[Segment], bool]
+Selector: TypeAlias = str | Iterable[str] | Callable[[Segment], bool] | None
 """None (all but norm layers), "all", "last_layer", a name or glob, several, or a predicate."""
 
 NORM_NAMES = frozenset(

@@ -54,7 +54,7 @@ class RunFolder:
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise CheckpointError(
-                    f"{name} is not finite, so the checkpoint at {self.state_path} was kept as it was"
+                    f"{name} is not finite, so {self.state_path} was kept as it was"
                 )
         storage.write_tensors(self.state_path, tensors, {"kind": "checkpoint", **meta})
 
