@@ -1,7 +1,8 @@
 """How `credo.VI()`'s defaults were chosen: ``CREDO_DATA=… python -m bench.defaults [FOLDER]``.
 
 One setting is changed at a time, on the embedded digits, 10,000 MNIST images (LeNet-5) and the
-three UCI tables; what is printed is the test NLL (mean over seeds), lower is better, and its mean rank.
+three UCI tables; what is printed is the test NLL (mean over seeds, lower is better) and its mean
+rank.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ CENTRE: dict[str, Any] = {
 CHANGES: list[dict[str, Any]] = [
     {},
     {"map": True},
+    {"map": True, "lr": 3e-3},
     {"prior": 1.0},
     {"prior": "fan_in"},
     {"prior": 0.3},
@@ -42,7 +44,15 @@ CHANGES: list[dict[str, Any]] = [
     {"temperature": 0.1, "prior": 1.0},
     {"temperature": 0.1, "ratio": 1.0},
     {"temperature": 0.1, "prior": "fan_in"},
+    {"temperature": 0.03, "lr": 3e-3},
+    {"temperature": 0.03, "lr": 3e-3, "ratio": 3.0},
+    {"temperature": 0.03, "lr": 3e-3, "ratio": 1.0},
+    {"temperature": 0.01, "lr": 3e-3},
+    {"temperature": 0.003, "lr": 3e-3},
+    {"tau": 0.1, "lr": 3e-3},
+    {"tau": 0.03, "lr": 3e-3},
 ]
+"""``tau`` stands for the temperature `credo.Balanced` (tau)."""
 
 
 def table_task(name: str, seed: int) -> tuple[nn.Module, Any, Any, Any]:
@@ -88,7 +98,9 @@ def run_one(trial: dict[str, Any], folder: Path | None) -> dict[str, float]:
     if not settings.get("map"):
         method = credo.VI(
             lr=settings["lr"], scale_lr=settings["ratio"] * settings["lr"],
-            init_scale=settings["init_scale"], temperature=settings["temperature"],
+            init_scale=settings["init_scale"],
+            temperature=credo.Balanced(settings["tau"]) if "tau" in settings
+            else settings["temperature"],
         )  # fmt: skip
     epochs, batch_size = BUDGET[task]
     posterior = credo.fit(

@@ -4,16 +4,17 @@ Drawing normals dominates what a variational step adds to an ordinary one, so it
 its own. A source fills a vector from ``(seed, *key)``, the key being the step, the sample and the
 rank: nothing has to be saved to resume, and nothing depends on the order of calls.
 
-* ``"normal"``: torch's generator. Exact to float precision; about 4 ns a number on one CPU core.
-* ``"table"``: 16 random bits choose one of 65,536 *pairs* from a fixed table, so every two
-  neighbouring weights cost one look-up. Marginals are the 65,536 equal-mass quantiles of N(0, 1),
-  rescaled to variance one (largest |z| 4.3, kurtosis 2.998); the pairs lie on a rank-1 lattice,
-  the two-dimensional point set of low discrepancy, so that mixed moments vanish too. Pairs are
-  independent of each other, within a step and between steps. About 1.3 ns a number.
-* ``"pool"``: a window of a pool of 2²⁰ table draws, at an offset and with a sign that change with
-  every key, while a sixteenth of the pool is drawn anew at every step. A number is thus used by
-  P/2¹⁶ weights, another one each time: the noise of one weight stays uncorrelated from step to
-  step, but is not independent of what other weights got in recent steps. About 0.2 ns a number.
+* ``"normal"``: torch's generator. Exact to float precision; about 6 ns a number inside a step.
+* ``"table"``: 13 random bits choose one of 8,192 *pairs* from a fixed table, so every two
+  neighbouring weights cost one look-up, and the table stays in cache. Marginals are the 8,192
+  equal-mass quantiles of N(0, 1), rescaled to variance one (largest |z| 3.8, kurtosis 2.99); the
+  pairs lie on a rank-1 lattice, the two-dimensional point set of low discrepancy, so that mixed
+  moments vanish too. Pairs are independent of each other, within a step and between steps. About
+  2 ns a number inside a training step, a third of torch's.
+* ``"pool"``: a window of a pool of 2²⁰ numbers of torch's, at an offset and with a sign that change
+  with every key, while 2¹² of the pool are drawn anew at every step. A number is thus used by
+  P/2¹² weights, another one each time: the noise of one weight stays uncorrelated from step to
+  step, but is not independent of what other weights got in recent steps. Nearly free.
   Below 2¹⁷ weights it would gain little, and is the table.
 
 ``tests/unit/test_noise.py`` holds the moments, the correlations between weights and between steps,
@@ -41,12 +42,13 @@ from credo.types import Vector
 
 Draws: TypeAlias = Literal["normal", "table", "pool"]
 
-TABLE_BITS = 16
+TABLE_BITS = 13
 TABLE_BLOCK = 1 << 14
 POOL_SIZE = 1 << 20
-POOL_TURNS = 16
-LATTICE_GENERATOR = 29989
-"""Chosen among odd multipliers by the largest mixed moment up to order four (1.3e-3)."""
+POOL_TURNS = 256
+_MASK = (1 << 64) - 1
+LATTICE_GENERATOR = 1467
+"""Chosen among odd multipliers by the largest mixed moment up to order four."""
 
 
 class NoiseSource(Protocol):
@@ -76,9 +78,17 @@ def source(draws: Draws, seed: int) -> NoiseSource:
 
 
 def key_to_seed(seed: int, *key: int) -> int:
-    """One well-mixed 63-bit seed from several small numbers."""
-    state = np.random.SeedSequence([seed, *key]).generate_state(1, np.uint64)
-    return int(state[0] >> np.uint64(1))
+    """One well-mixed 63-bit seed from several numbers: SplitMix64, absorbing one after the other.
+
+    In plain Python, because numpy's SeedSequence takes longer than a small network's forward pass.
+    """
+    state = 0
+    for number in (seed, *key, len(key)):
+        state = (state + 0x9E3779B97F4A7C15 + number) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
 
 
 class GeneratorNoise:
@@ -98,7 +108,7 @@ class GeneratorNoise:
 
 
 class TableNoise:
-    """Pairs of normals looked up by 16 random bits; elsewhere than float32 on a CPU, torch's own.
+    """Pairs of normals looked up by 13 random bits; elsewhere than float32 on a CPU, torch's own.
 
     The bits come from SFC64, the fastest of numpy's generators, seeded by the key.
     """
@@ -113,20 +123,21 @@ class TableNoise:
             return self._elsewhere.draw(out, *key)
         numbers: NDArray[np.float32] = out.numpy()
         slots = numbers[: len(numbers) // 2 * 2].view(np.float64)
-        bits = np.random.SFC64(np.random.SeedSequence([self.seed, *key]))
-        # In blocks: numpy widens the 16-bit indices, and what it makes of a block stays in cache.
+        bits = np.random.SFC64(key_to_seed(self.seed, *key))
+        # In blocks: numpy widens the indices, and what it makes of a block stays in cache.
         for start in range(0, len(slots), TABLE_BLOCK):
             block = slots[start : start + TABLE_BLOCK]
             words = bits.random_raw(-(-len(block) // 4)).view(np.uint16)[: len(block)]
-            # mode="clip" skips numpy's bounds check; 16 bits can't be out of bounds.
+            words >>= np.uint16(16 - TABLE_BITS)
+            # mode="clip" skips numpy's bounds check; these indices can't be out of bounds.
             np.take(_pairs(), words, out=block, mode="clip")
         if len(numbers) % 2:
-            numbers[-1] = _pairs().view(np.float32)[2 * (bits.random_raw() & 0xFFFF)]
+            numbers[-1] = _pairs().view(np.float32)[2 * (bits.random_raw() >> (64 - TABLE_BITS))]
         return out
 
 
 class PoolNoise:
-    """Windows of a slowly renewed pool of `TableNoise`; see the module's text for what that means.
+    """Windows of a slowly renewed pool of normals; see the module's text for what that means.
 
     The first number of a key is taken as the step. The pool of a step is a function of the seed and
     the step alone: it is rebuilt when steps don't follow each other, as after a resume.
@@ -134,7 +145,7 @@ class PoolNoise:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._table = TableNoise(seed)
+        self._table, self._fresh = TableNoise(seed), GeneratorNoise(seed)
         self._pool = torch.empty(0)
         self._step = -1
 
@@ -167,7 +178,7 @@ class PoolNoise:
         self._step = step
 
     def _renew(self, step: int) -> None:
-        numbers = self._table.draw(torch.empty(POOL_SIZE // POOL_TURNS), step + POOL_TURNS, 0, 1)
+        numbers = self._fresh.draw(torch.empty(POOL_SIZE // POOL_TURNS), step + POOL_TURNS, 0, 1)
         self._write(step % POOL_TURNS * len(numbers), numbers)
 
     def _write(self, start: int, numbers: Vector) -> None:
@@ -188,6 +199,7 @@ def _pairs() -> NDArray[np.float64]:
     ranks = np.arange(size)
     quantiles = ndtri((ranks + 0.5) / size)
     quantiles /= quantiles.std()
-    partners = quantiles[ranks * LATTICE_GENERATOR % size]
+    # Shifted, so that no pair has both its numbers in the farthest corner.
+    partners = quantiles[(ranks * LATTICE_GENERATOR + size // 3) % size]
     pairs = np.stack([quantiles, partners], axis=1).astype(np.float32)
     return np.ascontiguousarray(pairs).view(np.float64).ravel()

@@ -9,7 +9,7 @@ from scipy import stats
 
 import credo
 from credo.errors import DataError
-from credo.noise import _pairs, key_to_seed, source
+from credo.noise import TABLE_BITS, _pairs, key_to_seed, source
 
 SOURCES = ["normal", "table", "pool"]
 N, STEPS = 300_001, 20
@@ -19,8 +19,8 @@ N, STEPS = 300_001, 20
 def draws(request: pytest.FixtureRequest) -> torch.Tensor:
     """(STEPS, N) numbers: an odd N, so that the last weight has no partner.
 
-    The pool's numbers come back in other places, so its standard errors are those of its 1.9
-    million different numbers rather than of all six million: a factor of 1.8, within the 5.
+    The pool's numbers come back in other places, so its standard errors are those of its 1.3
+    million different numbers rather than of all six million: a factor of two, within the 5.
     """
     noise = source(request.param, seed=7)
     out = torch.empty(STEPS, N)
@@ -34,8 +34,8 @@ def test_moments(draws: torch.Tensor) -> None:
     z = draws.double().flatten()
     for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)):
         error = math.sqrt(variance / len(z))
-        # The table ends at |z| = 4.3, which costs its sixth moment 0.06.
-        slack = 0.07 if power == 6 else 0.0
+        # The table ends at |z| = 3.8, which costs its fourth and sixth moments a little.
+        slack = {4: 0.02, 6: 0.5}.get(power, 0.0)
         assert abs(float((z**power).mean()) - expected) < 5 * error + slack, power
 
 
@@ -66,10 +66,10 @@ def test_steps_are_uncorrelated(draws: torch.Tensor) -> None:
 def test_the_table_is_exact_in_its_marginals() -> None:
     pairs = _pairs().view(np.float32).reshape(-1, 2).astype(np.float64)
     for column in pairs.T:
-        assert len(np.unique(column)) == 1 << 16
+        assert len(np.unique(column)) == 1 << TABLE_BITS
         assert abs(column.mean()) < 1e-7
         assert abs(column.var() - 1) < 1e-6
-        assert abs((column**4).mean() - 3) < 5e-3
+        assert abs((column**4).mean() - 3) < 0.02
     assert abs((pairs[:, 0] * pairs[:, 1]).mean()) < 2e-4
 
 
