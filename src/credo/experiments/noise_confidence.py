@@ -10,7 +10,7 @@ distribution (1/S) Σ_s softmax(f_s).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,11 @@ REQUIRED_ACCURACY = 0.98
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseSettings(Settings):
-    """``temperature`` weighs the KL of the Bayesian network; the frequentist one has no prior."""
+    """``temperature`` weighs the KL of the Bayesian network; the frequentist one has no prior.
+
+    A second Bayesian network at ``cold_temperature`` shows how much hangs on that; it has no part
+    in the verdict.
+    """
 
     net: NetName = "LeNet-5"
     num_data: int = 60_000
@@ -38,6 +42,7 @@ class NoiseSettings(Settings):
     scale_lr: float | None = None
     init_scale: float = 0.05
     temperature: float = 1.0
+    cold_temperature: float = 0.1
     noise_images: int = 2000
 
 
@@ -48,13 +53,15 @@ def run_one(settings: NoiseSettings, seed: int, folder: Path) -> Json:
     y, y_test = digits.train[1][: settings.num_data], digits.test[1]
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(settings.noise_images, *x.shape[1:], generator=generator)
+    bayesian = credo.VI(
+        lr=settings.lr, scale_lr=settings.scale_lr, init_scale=settings.init_scale,
+        temperature=settings.temperature,
+    )  # fmt: skip
     methods: dict[str, credo.MAP | credo.VI] = {
         "frequentist": credo.MLE(lr=settings.lr),
-        "bayesian": credo.VI(
-            lr=settings.lr, scale_lr=settings.scale_lr, init_scale=settings.init_scale,
-            temperature=settings.temperature,
-        ),
-    }  # fmt: skip
+        "bayesian": bayesian,
+        "cold": replace(bayesian, temperature=settings.cold_temperature),
+    }
     result: Json = {}
     for name, method in methods.items():
         net = build(settings.net, x.shape[1:], seed)
@@ -97,9 +104,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     figure = blank_figure(5, 3)
     axes = figure.subplots()
     edges = np.linspace(0, 1, 21)
-    for name in ("frequentist", "bayesian"):
+    for name in ("frequentist", "bayesian", "cold"):
         counts = np.sum([r[f"{name}_noise_histogram"] for r in results], axis=0)
-        axes.stairs(counts / counts.sum(), edges, fill=True, alpha=0.5, label=name)
+        label = "bayesian, low temperature" if name == "cold" else name
+        axes.stairs(counts / counts.sum(), edges, linewidth=2, label=label)
     axes.set(xlabel="largest class probability on Gaussian noise", ylabel="share of images")
     axes.legend()
     return [save(figure, folder / "noise-confidence.png")]
