@@ -29,6 +29,9 @@ and the trained ELBO.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Literal, Protocol, TypeAlias
 
@@ -46,6 +49,8 @@ TABLE_BITS = 13
 TABLE_BLOCK = 1 << 14
 POOL_SIZE = 1 << 20
 POOL_TURNS = 256
+PARALLEL_FROM = 1 << 16
+"""Below this many numbers a second thread costs more than it saves."""
 _MASK = (1 << 64) - 1
 LATTICE_GENERATOR = 1467
 """Chosen among odd multipliers by the largest mixed moment up to order four."""
@@ -96,15 +101,18 @@ class GeneratorNoise:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generators: dict[tuple[torch.device, int], torch.Generator] = {}
 
     def draw(self, out: Vector, *key: int) -> Vector:
         """Overwrite ``out`` with the noise of this key."""
-        generator = self._generators.get(out.device)
+        return _in_halves(out, self._fill, key)
+
+    def _fill(self, out: Vector, half: int, key: tuple[int, ...]) -> None:
+        generator = self._generators.get((out.device, half))
         if generator is None:
-            generator = self._generators[out.device] = torch.Generator(out.device)
-        generator.manual_seed(key_to_seed(self.seed, *key))
-        return out.normal_(generator=generator)
+            generator = self._generators[out.device, half] = torch.Generator(out.device)
+        generator.manual_seed(key_to_seed(self.seed, *key, half))
+        out.normal_(generator=generator)
 
 
 class TableNoise:
@@ -121,9 +129,12 @@ class TableNoise:
         """Overwrite ``out`` with the noise of this key."""
         if not _is_plain(out):
             return self._elsewhere.draw(out, *key)
+        return _in_halves(out, self._fill, key)
+
+    def _fill(self, out: Vector, half: int, key: tuple[int, ...]) -> None:
         numbers: NDArray[np.float32] = out.numpy()
         slots = numbers[: len(numbers) // 2 * 2].view(np.float64)
-        bits = np.random.SFC64(key_to_seed(self.seed, *key))
+        bits = np.random.SFC64(key_to_seed(self.seed, *key, half))
         # In blocks: numpy widens the indices, and what it makes of a block stays in cache.
         for start in range(0, len(slots), TABLE_BLOCK):
             block = slots[start : start + TABLE_BLOCK]
@@ -133,7 +144,6 @@ class TableNoise:
             np.take(_pairs(), words, out=block, mode="clip")
         if len(numbers) % 2:
             numbers[-1] = _pairs().view(np.float32)[2 * (bits.random_raw() >> (64 - TABLE_BITS))]
-        return out
 
 
 class PoolNoise:
@@ -185,6 +195,33 @@ class PoolNoise:
         stop = start + len(numbers)
         self._pool[start:stop] = numbers
         torch.neg(numbers, out=self._pool[POOL_SIZE + start : POOL_SIZE + stop])
+
+
+def _in_halves(
+    out: Vector, fill: Callable[[Vector, int, tuple[int, ...]], None], key: tuple[int, ...]
+) -> Vector:
+    """Fill a long CPU vector by two threads; the halves have streams of their own.
+
+    With one thread they are filled one after the other: the numbers are the same.
+    """
+    if out.device.type != "cpu" or out.numel() < PARALLEL_FROM:
+        fill(out, 0, key)
+        return out
+    middle = out.numel() // 4 * 2
+    if torch.get_num_threads() > 1:
+        other = _helper_thread(os.getpid()).submit(fill, out[middle:], 1, key)
+        fill(out[:middle], 0, key)
+        other.result()
+    else:
+        fill(out[:middle], 0, key)
+        fill(out[middle:], 1, key)
+    return out
+
+
+@cache
+def _helper_thread(process: int) -> ThreadPoolExecutor:
+    """One thread; a forked process, in which threads don't live on, gets its own."""
+    return ThreadPoolExecutor(1, thread_name_prefix=f"credo-noise-{process}")
 
 
 def _is_plain(out: Vector) -> bool:

@@ -189,7 +189,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch) -> None:
 
 def test_another_configuration_is_refused_in_words(tmp_path) -> None:
     fit(credo.VI(), tmp_path / "run", epochs=1)
-    with pytest.raises(CheckpointError, match=r"method\.lr was 0\.001 and is now 0\.002"):
+    with pytest.raises(CheckpointError, match=r"method\.lr was 0\.003 and is now 0\.002"):
         fit(credo.VI(lr=0.002), tmp_path / "run")
     fit(credo.VI(lr=0.002), tmp_path / "run", epochs=1, resume=False)
 

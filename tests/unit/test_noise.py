@@ -88,6 +88,19 @@ def test_noise_is_a_function_of_seed_and_key(draws_name, dtype) -> None:
     assert key_to_seed(1, 2) != key_to_seed(2, 1)
 
 
+@pytest.mark.parametrize("draws_name", SOURCES)
+def test_noise_does_not_depend_on_the_number_of_threads(draws_name) -> None:
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(source(draws_name, 3).draw(torch.empty(200_001), 4, 1).clone())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
 def test_unknown_sources_are_named() -> None:
     with pytest.raises(DataError, match="choose from"):
         source("dice", 0)

@@ -57,7 +57,7 @@ class MAP:
 
     temperature: Temperature = 1.0
     optimizer: optimizers.OptimizerSpec = "adam"
-    lr: float = 1e-3
+    lr: float = 3e-3
     default_epochs: int = 20
 
     def __post_init__(self) -> None:

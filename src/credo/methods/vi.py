@@ -58,14 +58,22 @@ from credo.methods.common import refuse_nonfinite, segment_norms
 from credo.model import Model
 from credo.objectives.elbo import CrossEntropy, chain_to_rho_, cross_entropy
 from credo.objectives.kl_weights import KLWeights, kl_weights
-from credo.objectives.temperature import Temperature, temperature_at, temperature_config
+from credo.objectives.temperature import (
+    Balanced,
+    Temperature,
+    temperature_at,
+    temperature_config,
+)
 from credo.params import FlatParams, Selection
 from credo.posterior import Posterior
 from credo.storage import under
 from credo.types import Batch, Clock, FlatDistribution, Info, Json, Vector
 
+# Chosen by measurement, as are the defaults of `VI`: see docs/defaults.md.
 SCALE_LR_RATIO = 10.0
-"""``scale_lr`` / ``lr`` when only ``lr`` is given; chosen by measurement, see docs/defaults.md."""
+"""``scale_lr`` / ``lr`` when only ``lr`` is given."""
+DEFAULT_TEMPERATURE = Balanced(tau=0.1)
+"""1 for a small model with much data, less where weights outnumber examples."""
 
 
 @dataclass
@@ -102,7 +110,8 @@ class VI:
 
     ``estimator``: "reparam" (closed-form KL), "total", "path" (sticking the landing) or "score"
     (with ``baseline``). ``noise``: "weight", "local" or "flipout". ``draws``: the noise source,
-    "table" (fast) or "normal" (torch's). ``scale_lr``: rate of ρ; None is ten times ``lr``.
+    "table" (fast), "pool" (fastest) or "normal" (torch's). ``scale_lr``: rate of ρ; None is ten
+    times ``lr``. ``temperature=1`` is the ELBO proper.
     ``init_scale``: initial scale as a fraction of the prior's. ``warmup``: epochs over which the
     KL's weight rises linearly from nothing.
     """
@@ -110,10 +119,10 @@ class VI:
     samples: int = 1
     estimator: Literal["reparam", "total", "path", "score"] = "reparam"
     noise: Literal["weight", "local", "flipout"] = "weight"
-    temperature: Temperature = 1.0
+    temperature: Temperature = DEFAULT_TEMPERATURE
     kl_weights: KLWeights = "uniform"
     optimizer: optimizers.OptimizerSpec = "adam"
-    lr: float = 1e-3
+    lr: float = 3e-3
     scale_lr: float | None = None
     draws: noise_sources.Draws = "table"
     link: links.LinkName = "exp"
