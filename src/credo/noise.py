@@ -12,10 +12,10 @@ rank: nothing has to be saved to resume, and nothing depends on the order of cal
   moments vanish too. Pairs are independent of each other, within a step and between steps. About
   2 ns a number inside a training step, a third of torch's.
 * ``"pool"``: a window of a pool of 2²⁰ numbers of torch's, at an offset and with a sign that change
-  with every key, while 2¹² of the pool are drawn anew at every step. A number is thus used by
-  P/2¹² weights, another one each time: the noise of one weight stays uncorrelated from step to
-  step, but is not independent of what other weights got in recent steps. Nearly free.
-  Below 2¹⁷ weights it would gain little, and is the table.
+  with every key, while 2¹⁴ of the pool are drawn anew at every fourth step. A number is thus used
+  by P/2¹² weights, another one each time: the noise of one weight stays uncorrelated from step to
+  step, but is not independent of what other weights got in recent steps. Nearly free. Below 2¹⁷
+  weights it would gain little, and is the table.
 
 ``tests/unit/test_noise.py`` holds the moments, the correlations between weights and between steps,
 and the trained ELBO.
@@ -29,9 +29,6 @@ and the trained ELBO.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Literal, Protocol, TypeAlias
 
@@ -48,9 +45,8 @@ Draws: TypeAlias = Literal["normal", "table", "pool"]
 TABLE_BITS = 13
 TABLE_BLOCK = 1 << 14
 POOL_SIZE = 1 << 20
-POOL_TURNS = 256
-PARALLEL_FROM = 1 << 16
-"""Below this many numbers a second thread costs more than it saves."""
+POOL_TURNS = 64
+STEPS_PER_TURN = 4
 _MASK = (1 << 64) - 1
 LATTICE_GENERATOR = 1467
 """Chosen among odd multipliers by the largest mixed moment up to order four."""
@@ -101,18 +97,15 @@ class GeneratorNoise:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._generators: dict[tuple[torch.device, int], torch.Generator] = {}
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def draw(self, out: Vector, *key: int) -> Vector:
         """Overwrite ``out`` with the noise of this key."""
-        return _in_halves(out, self._fill, key)
-
-    def _fill(self, out: Vector, half: int, key: tuple[int, ...]) -> None:
-        generator = self._generators.get((out.device, half))
+        generator = self._generators.get(out.device)
         if generator is None:
-            generator = self._generators[out.device, half] = torch.Generator(out.device)
-        generator.manual_seed(key_to_seed(self.seed, *key, half))
-        out.normal_(generator=generator)
+            generator = self._generators[out.device] = torch.Generator(out.device)
+        generator.manual_seed(key_to_seed(self.seed, *key))
+        return out.normal_(generator=generator)
 
 
 class TableNoise:
@@ -129,12 +122,9 @@ class TableNoise:
         """Overwrite ``out`` with the noise of this key."""
         if not _is_plain(out):
             return self._elsewhere.draw(out, *key)
-        return _in_halves(out, self._fill, key)
-
-    def _fill(self, out: Vector, half: int, key: tuple[int, ...]) -> None:
         numbers: NDArray[np.float32] = out.numpy()
         slots = numbers[: len(numbers) // 2 * 2].view(np.float64)
-        bits = np.random.SFC64(key_to_seed(self.seed, *key, half))
+        bits = np.random.SFC64(key_to_seed(self.seed, *key))
         # In blocks: numpy widens the indices, and what it makes of a block stays in cache.
         for start in range(0, len(slots), TABLE_BLOCK):
             block = slots[start : start + TABLE_BLOCK]
@@ -144,6 +134,7 @@ class TableNoise:
             np.take(_pairs(), words, out=block, mode="clip")
         if len(numbers) % 2:
             numbers[-1] = _pairs().view(np.float32)[2 * (bits.random_raw() >> (64 - TABLE_BITS))]
+        return out
 
 
 class PoolNoise:
@@ -157,14 +148,14 @@ class PoolNoise:
         self.seed = seed
         self._table, self._fresh = TableNoise(seed), GeneratorNoise(seed)
         self._pool = torch.empty(0)
-        self._step = -1
+        self._turn = -1
 
     def draw(self, out: Vector, *key: int) -> Vector:
         """A view of the pool where one window is enough, else ``out`` filled block by block."""
         size = out.numel()
         if not _is_plain(out) or size < POOL_SIZE // 8:
             return self._table.draw(out, *key)
-        self._advance_to(key[0])
+        self._advance_to(key[0] // STEPS_PER_TURN)
         bits = key_to_seed(self.seed, *key)
         if 2 * size <= POOL_SIZE:
             # The pool is followed by its negative, so the offset also chooses the sign.
@@ -176,52 +167,25 @@ class PoolNoise:
             block.copy_(self._pool[offset : offset + block.numel()])
         return out
 
-    def _advance_to(self, step: int) -> None:
-        """Renew the stretch that is this step's turn, or everything if steps were skipped."""
-        if step == self._step:
+    def _advance_to(self, turn: int) -> None:
+        """Renew the stretch whose turn it is, or everything if turns were skipped."""
+        if turn == self._turn:
             return
-        if not len(self._pool) or step != self._step + 1:
+        if not len(self._pool) or turn != self._turn + 1:
             self._pool = torch.empty(2 * POOL_SIZE)
-            for past in range(step - POOL_TURNS + 1, step):
+            for past in range(turn - POOL_TURNS + 1, turn):
                 self._renew(past)
-        self._renew(step)
-        self._step = step
+        self._renew(turn)
+        self._turn = turn
 
-    def _renew(self, step: int) -> None:
-        numbers = self._fresh.draw(torch.empty(POOL_SIZE // POOL_TURNS), step + POOL_TURNS, 0, 1)
-        self._write(step % POOL_TURNS * len(numbers), numbers)
+    def _renew(self, turn: int) -> None:
+        numbers = self._fresh.draw(torch.empty(POOL_SIZE // POOL_TURNS), turn + POOL_TURNS, 0, 1)
+        self._write(turn % POOL_TURNS * len(numbers), numbers)
 
     def _write(self, start: int, numbers: Vector) -> None:
         stop = start + len(numbers)
         self._pool[start:stop] = numbers
         torch.neg(numbers, out=self._pool[POOL_SIZE + start : POOL_SIZE + stop])
-
-
-def _in_halves(
-    out: Vector, fill: Callable[[Vector, int, tuple[int, ...]], None], key: tuple[int, ...]
-) -> Vector:
-    """Fill a long CPU vector by two threads; the halves have streams of their own.
-
-    With one thread they are filled one after the other: the numbers are the same.
-    """
-    if out.device.type != "cpu" or out.numel() < PARALLEL_FROM:
-        fill(out, 0, key)
-        return out
-    middle = out.numel() // 4 * 2
-    if torch.get_num_threads() > 1:
-        other = _helper_thread(os.getpid()).submit(fill, out[middle:], 1, key)
-        fill(out[:middle], 0, key)
-        other.result()
-    else:
-        fill(out[:middle], 0, key)
-        fill(out[middle:], 1, key)
-    return out
-
-
-@cache
-def _helper_thread(process: int) -> ThreadPoolExecutor:
-    """One thread; a forked process, in which threads don't live on, gets its own."""
-    return ThreadPoolExecutor(1, thread_name_prefix=f"credo-noise-{process}")
 
 
 def _is_plain(out: Vector) -> bool:

@@ -163,7 +163,7 @@ def test_one_step_equals_autodiff_through_the_sampling() -> None:
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     model = credo.Model(net, credo.likelihoods.Categorical())
     x, y = torch.randn(6, 3, dtype=torch.float64), torch.randint(2, (6,))
-    method = credo.VI(draws="normal", optimizer="sgd", lr=1.0, scale_lr=1.0)
+    method = credo.VI(temperature=1.0, draws="normal", optimizer="sgd", lr=1.0, scale_lr=1.0)
     state = method.init(model, 50, torch.Generator().manual_seed(1))
     leaves = state.mean.clone().requires_grad_(), state.rho.clone().requires_grad_()
     before = leaves[0].detach().clone()
