@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,13 +103,19 @@ def memory_child(net: str, contestant: str) -> None:
     """Print the peak of resident memory above the process's baseline, in MiB; its own process."""
     torch.set_num_threads(2)
     rivals.working({contestant: lambda: _memory_step("mlp", contestant)})  # imports and warm-up
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    baseline = pages * resource.getpagesize()
+    # A child starts with its parent's high-water mark: "5" sets the mark to what is resident now.
+    Path("/proc/self/clear_refs").write_text("5")
+    baseline = _kilobytes("VmRSS")
     step = _memory_step(net, contestant)
     for _ in range(4):
         step()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"PEAK {(peak - baseline) / 2**20:.1f}")
+    print(f"PEAK {(_kilobytes('VmHWM') - baseline) / 1024:.1f}")
+
+
+def _kilobytes(entry: str) -> int:
+    """A line of this process's status, as Linux reports it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(entry + ":"))
 
 
 def _memory_step(net: str, contestant: str) -> Callable:

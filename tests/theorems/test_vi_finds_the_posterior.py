@@ -1,4 +1,4 @@
-"""Where the exact posterior is in the family, VI at temperature 1 finds it; at η, the tempered one."""
+"""Where the exact posterior is in the family, VI at temperature 1 finds it; at η the tempered."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_path_gradients_reach_the_exact_posterior(temperature: float) -> None:
 
 @pytest.mark.parametrize("noise", ["weight", "local", "flipout"])
 def test_closed_form_kl_reaches_it_too(noise: str) -> None:
-    """With minibatches the iterates keep jittering by about lr: 10 % of a scale, on average less."""
+    """With minibatches the iterates keep jittering by about lr: 10 % of a scale, or less."""
     x, y, _ = problem()
     mean, scale = exact(x, y, 1.0)
     posterior = fitted(32, "reparam", 1.0, noise=noise)
