@@ -14,7 +14,7 @@ from credo.noise import source
 from credo.objectives.elbo import chain_to_rho_, cross_entropy
 from credo.quadrature import expectation
 
-N_DRAWS = 4000
+N_DRAWS = 2000
 
 
 class Conjugate(nn.Module):
@@ -94,7 +94,7 @@ ESTIMATORS = {
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimators_are_unbiased(name: str) -> None:
-    """Means over 4,000 draws within 5 standard errors of the closed form, away from the optimum."""
+    """Means over 2,000 draws within 5 standard errors of the closed form, away from the optimum."""
     mean = torch.tensor([0.2, -0.1, 0.7], dtype=torch.float64)
     rho = torch.tensor([-1.0, -0.5, -2.0], dtype=torch.float64)
     found = draws_of(mean=mean, rho=rho, **ESTIMATORS[name])

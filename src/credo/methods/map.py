@@ -10,7 +10,7 @@ prior: maximum likelihood, `MLE`. A flat prior on the point parameters (norm lay
     >>> net = torch.nn.Linear(1, 1)
     >>> model = credo.Model(net, credo.likelihoods.Gaussian(scale=0.1))
     >>> posterior = credo.fit(model, credo.MAP(lr=0.05), (x, 3 * x), epochs=50, progress=False)
-    >>> round(float(net.weight), 1)
+    >>> round(net.weight.item(), 1)
     3.0
 """
 
