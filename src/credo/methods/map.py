@@ -9,7 +9,7 @@ prior: maximum likelihood, `MLE`. A flat prior on the point parameters (norm lay
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Linear(1, 1)
     >>> model = credo.Model(net, credo.likelihoods.Gaussian(scale=0.1))
-    >>> posterior = credo.fit(model, credo.MAP(lr=0.05), (x, 3 * x), epochs=50, progress=False)
+    >>> posterior = credo.fit(model, credo.MAP(lr=0.1), (x, 3 * x), epochs=150, progress=False)
     >>> round(net.weight.item(), 1)
     3.0
 """
