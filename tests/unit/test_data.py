@@ -59,7 +59,7 @@ def test_idx_returns_the_array_in_every_dtype(tmp_path: Path, dtype: str, zipped
     array = np.random.default_rng(0).integers(0, 100, (3, 4, 5)).astype(dtype)
     content = idx_bytes(array, IDX_CODES[dtype])
     file = tmp_path / "array"
-    file.write_bytes(gzip.compress(content) if zipped else content)
+    file.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
     result = data.read_idx(file)
     assert result.dtype == torch.from_numpy(array).dtype
     np.testing.assert_array_equal(result.numpy(), array)
@@ -296,7 +296,9 @@ def test_mnist_folder(tmp_path: Path) -> None:
     for prefix, n in (("train", 5), ("t10k", 3)):
         images = idx_bytes(rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), 8)
         labels = idx_bytes(np.arange(n, dtype="u1"), 8)
-        (tmp_path / "mnist" / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (tmp_path / "mnist" / f"{prefix}-images-idx3-ubyte.gz").write_bytes(
+            gzip.compress(images, mtime=0)
+        )
         (tmp_path / "mnist" / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)
     result = data.load("mnist", tmp_path)
     assert result.train[0].shape == (5, 1, 28, 28)
