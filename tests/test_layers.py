@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "credo"
 
 LAYERS = [
-    {"errors", "types", "version"},
+    {"errors", "checks", "types", "version"},
     {"noise", "quadrature", "storage", "params", "likelihoods", "metrics", "data"},
     {"families"},
     {"priors"},
@@ -23,7 +23,7 @@ LAYERS = [
 ]
 """From the bottom up. Inside a layer only the chains of `WITHIN` are allowed."""
 
-WITHIN = {("types", "errors"), ("__main__", "cli")}
+WITHIN = {("types", "errors"), ("checks", "errors"), ("__main__", "cli")}
 
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 

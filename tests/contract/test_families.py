@@ -323,11 +323,11 @@ def test_a_prior_over_nothing_is_a_named_error(prior: Prior) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Normal(0.0), "scale must be a positive finite float, but it is 0.0"),
+        (lambda: Normal(0.0), "scale must be a positive finite number, but it is 0.0"),
         (lambda: Normal(-1.0), "positive"),
         (lambda: Normal(math.inf), "finite"),
         (lambda: Normal("1"), "'1'"),
-        (lambda: Normal(1.0, mean=math.nan), "mean must be a finite float"),
+        (lambda: Normal(1.0, mean=math.nan), "mean must be a finite number"),
         (lambda: Normal.fan_in(gain=0.0), "gain"),
         (lambda: Normal.kaiming(a=math.inf), "a must be"),
         (lambda: Normal.per_layer({"head": 0.0}), "'head'"),

@@ -83,7 +83,7 @@ class WeightNoise:
         eps = self.noise.draw(step.grad_scale, *step.key, sample)
         weights = write_weights(step, eps)
         loss = step.energy()
-        (loss * share).backward()
+        (loss if step.samples == 1 else loss * share).backward()
         step.flat.gradient(step.random, out=step.grad_mean)
         if self.sampled_kl is not None:
             kappa = step.kl_weight * share

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from credo.checks import positive
 from credo.likelihoods.base import Regression
-from credo.likelihoods.settings import positive
 from credo.types import Json
 
 

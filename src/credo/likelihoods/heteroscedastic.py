@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from credo.checks import positive
 from credo.errors import DataError
 from credo.likelihoods.base import Regression
-from credo.likelihoods.settings import positive
 from credo.types import Json
 
 

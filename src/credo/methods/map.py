@@ -24,7 +24,7 @@ import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
-from credo.errors import DataError
+from credo.checks import positive
 from credo.families import Delta
 from credo.methods import optimizers
 from credo.methods.common import refuse_nonfinite, segment_norms
@@ -61,8 +61,7 @@ class MAP:
     default_epochs: int = 20
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise DataError(f"lr={self.lr} must be positive")
+        positive("lr", self.lr)
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> MAPState:
         """Start from the network's current weights."""

@@ -41,6 +41,7 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from credo import noise as noise_sources
+from credo.checks import positive
 from credo.errors import DataError, UnsupportedError
 from credo.expectations import (
     Estimator,
@@ -133,8 +134,7 @@ class VI:
 
     def __post_init__(self) -> None:
         for name in ("samples", "lr", "init_scale"):
-            if not getattr(self, name) > 0:
-                raise DataError(f"{name}={getattr(self, name)} must be positive")
+            positive(name, getattr(self, name))
         if self.scale_lr is not None and not self.scale_lr >= 0:
             raise DataError(f"scale_lr={self.scale_lr} must be 0 (scales fixed) or more")
         if self.warmup < 0:

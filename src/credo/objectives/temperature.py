@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from credo.checks import positive
 from credo.errors import DataError
 from credo.types import Json, Segment
 
@@ -36,8 +37,7 @@ class Balanced:
     max_temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise DataError(f"tau={self.tau} must be positive")
+        positive("tau", self.tau)
         if self.per not in ("parameters", "units"):
             raise DataError(f'per={self.per!r} must be "parameters" or "units"')
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from credo.checks import finite
 from credo.families import DiagGaussian
 from credo.priors.scales import (
     FanIn,
@@ -13,7 +14,6 @@ from credo.priors.scales import (
     Kaiming,
     PerLayer,
     Scale,
-    check_finite,
     check_scale,
     flat_scales,
     scale_config,
@@ -43,7 +43,7 @@ class Normal:
 
     def __post_init__(self) -> None:
         check_scale(self.scale)
-        check_finite("mean", self.mean)
+        finite("mean", self.mean)
 
     @classmethod
     def fan_in(cls, gain: float = 1.0) -> Self:

@@ -10,9 +10,10 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
+from credo.checks import positive
 from credo.errors import DataError
 from credo.families.base import check_count, check_points
-from credo.priors.scales import check_positive, total_size
+from credo.priors.scales import total_size
 from credo.types import Json, Segment, Vector
 
 
@@ -33,9 +34,9 @@ class ScaleMixture:
     scale2: float = math.exp(-6)
 
     def __post_init__(self) -> None:
-        check_positive("scale1", self.scale1)
-        check_positive("scale2", self.scale2)
-        check_positive("pi", self.pi)
+        positive("scale1", self.scale1)
+        positive("scale2", self.scale2)
+        positive("pi", self.pi)
         if self.pi >= 1:
             raise DataError(
                 f"pi must lie strictly between 0 and 1, but it is {self.pi!r}; "

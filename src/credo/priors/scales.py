@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import torch
 
+from credo.checks import finite, positive
 from credo.errors import DataError
 from credo.types import Json, Segment, Vector
 
@@ -39,7 +40,7 @@ class FanIn(ScaleRule):
     gain: float = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("gain", self.gain)
+        positive("gain", self.gain)
 
     def scale(self, segment: Segment) -> float:
         """gain/√fan_in."""
@@ -62,7 +63,7 @@ class Kaiming(ScaleRule):
     a: float = 0.0
 
     def __post_init__(self) -> None:
-        check_finite("a", self.a)
+        finite("a", self.a)
 
     def scale(self, segment: Segment) -> float:
         """√(2/((1 + a²)·fan_in))."""
@@ -85,9 +86,9 @@ class PerLayer(ScaleRule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", tuple((str(key), value) for key, value in self.table))
         for key, value in self.table:
-            check_positive(f"the scale of {key!r}", value)
+            positive(f"the scale of {key!r}", value)
         if self.default is not None:
-            check_positive("default", self.default)
+            positive("default", self.default)
 
     def scale(self, segment: Segment) -> float:
         """The entry that names or matches the segment."""
@@ -113,7 +114,7 @@ RULES: dict[str, type[ScaleRule]] = {
 def check_scale(scale: Scale) -> None:
     """Raise `DataError` unless this is a rule or a positive number."""
     if not isinstance(scale, ScaleRule):
-        check_positive("scale", scale)
+        positive("scale", scale)
 
 
 def scale_config(scale: Scale) -> float | Json:
@@ -168,15 +169,3 @@ def flat_scales(scale: Scale, segments: Sequence[Segment], like: Vector) -> Vect
         return like.new_full((), scales[0]).expand(size)
     sizes = torch.tensor([segment.size for segment in segments], device=like.device)
     return like.new_tensor(scales).repeat_interleave(sizes, output_size=size)
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise `DataError` unless the value is a positive finite number."""
-    if not isinstance(value, float | int) or not 0 < value < math.inf:
-        raise DataError(f"{name} must be a positive finite float, but it is {value!r}")
-
-
-def check_finite(name: str, value: object) -> None:
-    """Raise `DataError` unless the value is a finite number."""
-    if not isinstance(value, float | int) or not math.isfinite(value):
-        raise DataError(f"{name} must be a finite float, but it is {value!r}")
