@@ -90,8 +90,8 @@ def train(settings: AndSettings, seed: int, folder: Path) -> tuple[credo.Posteri
     x, y = credo.data.and_gate()
     data = x.double().repeat(settings.copies, 1), y.double().repeat(settings.copies, 1)
     method = credo.VI(
-        samples=settings.samples, lr=settings.lr, scale_lr=settings.lr, link="softplus",
-        init_scale=spread,
+        samples=settings.samples, temperature=1.0, lr=settings.lr, scale_lr=settings.lr,
+        link="softplus", init_scale=spread,
     )  # fmt: skip
     model = credo.Model(node, credo.likelihoods.Bernoulli(), credo.priors.Normal(scale=1.0))
     posterior = credo.fit(

@@ -40,9 +40,11 @@ def list_experiments(json: bool = False) -> None:
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table(Column("experiment", no_wrap=True), "paper", "claim", "verdict", show_lines=True)
+    table = Table("experiment, verdict", "claim", show_lines=True)
     for r in rows:
-        table.add_row(r["id"], r["paper"], escape(r["claim"]), _coloured(r.get("verdict", "")))
+        table.add_row(
+            f"{r['id']}\n{_coloured(r.get('verdict', 'not run yet'))}", escape(r["claim"])
+        )
     Console().print(table)
 
 
@@ -90,12 +92,13 @@ def claims(json: bool = False, folder: str | Path = RUNS) -> None:
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table(Column("id", no_wrap=True), "paper", "claim", "verdict", "scale", show_lines=True)
+    table = Table(
+        "claim, verdict, scale", Column("in words", ratio=1), show_lines=True, expand=True
+    )
     for r in rows:
-        kind = "\ntheorem" if r["theorem"] else ""
-        table.add_row(
-            r["id"] + kind, r["paper"], escape(r["claim"]), _qualified(r), _scale_in_words(r)
-        )
+        kind = " (a theorem)" if r["theorem"] else ""
+        facts = f"[bold]{r['id']}[/]{kind}\n{_qualified(r)}\n[dim]{_scale_in_words(r)}[/]"
+        table.add_row(facts, escape(r["claim"]))
     Console().print(table)
 
 

@@ -63,8 +63,8 @@ def run_one(settings: RhoSettings, seed: int, folder: Path) -> Json:
         model = credo.Model(net, credo.likelihoods.Categorical(), prior)
         initial_scale = float(SOFTPLUS.forward(torch.tensor(rho, dtype=torch.float64)))
         method = credo.VI(
-            estimator=settings.estimator, link="softplus", lr=settings.lr, scale_lr=settings.lr,
-            init_scale=initial_scale / settings.prior_scale,
+            estimator=settings.estimator, temperature=1.0, link="softplus", lr=settings.lr,
+            scale_lr=settings.lr, init_scale=initial_scale / settings.prior_scale,
         )  # fmt: skip
         with warnings.catch_warnings():
             # That small initial scales stay small is what the experiment is to show.
