@@ -92,9 +92,7 @@ def claims(json: bool = False, folder: str | Path = RUNS) -> None:
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table(
-        "claim, verdict, scale", Column("in words", ratio=1), show_lines=True, expand=True
-    )
+    table = Table(Column("claim, verdict, scale", max_width=28), "in words", show_lines=True)
     for r in rows:
         kind = " (a theorem)" if r["theorem"] else ""
         facts = f"[bold]{r['id']}[/]{kind}\n{_qualified(r)}\n[dim]{_scale_in_words(r)}[/]"
