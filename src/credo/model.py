@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from credo.errors import DataError
@@ -92,18 +91,6 @@ class Model:
         """Mean negative log-likelihood of a batch: a scalar that can be differentiated."""
         inputs, targets = batch
         return self.likelihood.mean_nll(self.outputs(inputs), targets)
-
-    def check(self, batch: Batch) -> None:
-        """Refuse a batch that can't be meant, before training starts on it."""
-        inputs, targets = batch
-        was_training = self.net.training
-        self.net.eval()
-        try:
-            with torch.no_grad():
-                outputs = self.outputs(inputs)
-        finally:
-            self.net.train(was_training)
-        self.likelihood.check(outputs, targets)
 
     def buffers(self) -> dict[str, Tensor]:
         """The network's buffers (batch-norm statistics and the like) by name."""

@@ -119,14 +119,6 @@ class Prior(Protocol):
         ...
 
 
-class Posterior(Protocol):
-    """What `Method.posterior` returns; see `credo.posterior`."""
-
-    def predict(self, x: Inputs, samples: int = ...) -> Any:
-        """The predictive distribution at ``x``."""
-        ...
-
-
 @dataclass
 class Clock:
     """Where training stands; `credo.fit` keeps it, and a bare loop advances it by `tick`.

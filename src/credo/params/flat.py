@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary, ref
 
@@ -89,10 +89,6 @@ class FlatParams:
     def size(self) -> int:
         """Number of scalars in the buffer."""
         return self.vector.numel()
-
-    def select(self, segments: Sequence[Segment]) -> Selection:
-        """The part of the buffer that these segments cover."""
-        return Selection.of(segments)
 
     @contextmanager
     def writing(self) -> Iterator[Vector]:
