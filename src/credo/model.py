@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,6 +99,20 @@ class Model:
     def noise_parameters(self) -> list[nn.Parameter]:
         """Learned parameters of the likelihood."""
         return [p for p in self.likelihood.parameters() if p.requires_grad]
+
+
+def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """The same inputs with every tensor of theirs changed.
+
+    >>> import torch
+    >>> map_inputs(lambda x: x[:1], {"pixels": torch.arange(3)})
+    {'pixels': tensor([0])}
+    """
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, Mapping):
+        return {name: function(tensor) for name, tensor in inputs.items()}
+    return tuple(function(tensor) for tensor in inputs)
 
 
 def unpack_batch(batch: Any) -> Batch:

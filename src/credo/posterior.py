@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from torch import Generator, Tensor, nn
 from credo import likelihoods, priors, storage
 from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import FAMILIES, Delta, Family, unpack
-from credo.model import Model
+from credo.model import Model, map_inputs
 from credo.noise import Draws, source
 from credo.params import FlatParams, bind
 from credo.predictive import Predictive
@@ -293,25 +294,24 @@ def _as_inputs(x: Any) -> Inputs:
 
 def _to_like(inputs: Inputs, like: Vector) -> Inputs:
     """On the network's device; floating inputs in its dtype."""
-
-    def move(x: Tensor) -> Tensor:
-        return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
-
-    if isinstance(inputs, Tensor):
-        return move(inputs)
-    if isinstance(inputs, Mapping):
-        return {key: move(value) for key, value in inputs.items()}
-    return tuple(move(value) for value in inputs)
+    return map_inputs(
+        lambda x: x.to(like.device, like.dtype if x.is_floating_point() else x.dtype), inputs
+    )
 
 
 def _chunks(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    if isinstance(inputs, Tensor):
-        if not len(inputs):
-            raise DataError("there are no inputs to predict: the first dimension has length 0")
-        yield from inputs.split(size)
-    elif isinstance(inputs, Mapping):
-        names = list(inputs)
-        for parts in zip(*(inputs[name].split(size) for name in names), strict=True):
-            yield dict(zip(names, parts, strict=True))
-    else:
-        yield from zip(*(part.split(size) for part in inputs), strict=True)
+    tensors = [inputs] if isinstance(inputs, Tensor) else (
+        inputs.values() if isinstance(inputs, Mapping) else inputs
+    )  # fmt: skip
+    lengths = {len(x) for x in tensors}
+    if len(lengths) != 1:
+        raise DataError(f"the inputs have different numbers of examples: {sorted(lengths)}")
+    (total,) = lengths
+    if not total:
+        raise DataError("there are no inputs to predict: the first dimension has length 0")
+    for start in range(0, total, size):
+        yield map_inputs(partial(_rows, start=start, stop=start + size), inputs)
+
+
+def _rows(x: Tensor, start: int, stop: int) -> Tensor:
+    return x[start:stop]

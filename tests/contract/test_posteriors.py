@@ -220,6 +220,10 @@ def test_wrong_requests_are_refused(tmp_path) -> None:
         posterior.predict(x, at="median")
     with pytest.raises(DataError, match="no inputs"):
         posterior.predict(x[:0])
+    with pytest.raises(DataError, match="different numbers of examples"):
+        posterior.predict({"input": x, "mask": x[:3]})
+    by_name = posterior.predict({"input": x}, samples=3, batch_size=5).outputs
+    torch.testing.assert_close(by_name, posterior.predict(x, samples=3).outputs)
     posterior.save(tmp_path / "p.safetensors")
     with pytest.raises(FileFormatError, match="another network"):
         credo.load(tmp_path / "p.safetensors", nn.Linear(3, 3))

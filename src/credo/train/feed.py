@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from credo.errors import DataError
-from credo.model import Model, unpack_batch
+from credo.model import Model, map_inputs, unpack_batch
 from credo.noise import key_to_seed
 from credo.types import Batch, Inputs
 
@@ -189,11 +189,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     inputs, targets = batch
     if targets.device == device:
         return batch
-    if isinstance(inputs, Tensor):
-        return inputs.to(device), targets.to(device)
-    if isinstance(inputs, Mapping):
-        return {k: v.to(device) for k, v in inputs.items()}, targets.to(device)
-    return tuple(v.to(device) for v in inputs), targets.to(device)
+    return map_inputs(lambda x: x.to(device), inputs), targets.to(device)
 
 
 def _loader_size(loader: DataLoader[Any]) -> int:
@@ -221,11 +217,7 @@ def _named(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
 
 
 def _rows(inputs: Inputs, rows: Tensor | slice) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    if isinstance(inputs, Mapping):
-        return {name: tensor[rows] for name, tensor in inputs.items()}
-    return tuple(tensor[rows] for tensor in inputs)
+    return map_inputs(lambda x: x[rows], inputs)
 
 
 def _convert(inputs: Any, like: Tensor) -> Inputs:
