@@ -12,9 +12,22 @@ from credo.families.base import Atomic, Family
 from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.empirical import Empirical
+from credo.families.exponential import ExponentialFamily
+from credo.families.gaussian import Gaussian
 from credo.types import Json
 
-__all__ = ["FAMILIES", "Atomic", "Delta", "DiagGaussian", "Empirical", "Family", "links", "unpack"]
+__all__ = [
+    "FAMILIES",
+    "Atomic",
+    "Delta",
+    "DiagGaussian",
+    "Empirical",
+    "ExponentialFamily",
+    "Family",
+    "Gaussian",
+    "links",
+    "unpack",
+]
 
 FAMILIES: dict[str, type[Family]] = {
     family.__name__: family for family in (Delta, DiagGaussian, Empirical)
