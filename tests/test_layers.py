@@ -12,10 +12,10 @@ LAYERS = [
     {"noise", "quadrature", "storage", "params", "likelihoods", "metrics", "data"},
     {"families"},
     {"priors"},
-    {"kl", "model", "predictive"},
-    {"posterior", "expectations"},
-    {"objectives"},
-    {"methods"},
+    {"kl", "model", "loss", "rule", "predictive"},
+    {"posterior", "expectations", "curvature"},
+    {"objectives", "learner"},
+    {"methods", "gallery"},
     {"train"},
     {"sweep", "report"},
     {"experiments", "demo"},
@@ -23,7 +23,7 @@ LAYERS = [
 ]
 """From the bottom up. Inside a layer only the chains of `WITHIN` are allowed."""
 
-WITHIN = {("types", "errors"), ("checks", "errors"), ("__main__", "cli")}
+WITHIN = {("types", "errors"), ("checks", "errors"), ("loss", "model"), ("__main__", "cli")}
 
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 

@@ -1,0 +1,327 @@
+r"""An algorithm as a choice: family × expectation × curvature × step.
+
+    S ← (1 − ρτ)S + ρ(E[H] + τS₀)
+    m ← m − α S⁻¹ (E[∇ℓ] + τS₀(m − m₀))                with the new S
+
+is the learning rule for a Gaussian q = N(m, S⁻¹) and the objective E_q[ℓ] + τ·KL(q‖p). The prior
+p = N(m₀, S₀⁻¹) enters in closed form, never through draws. What deep learning does differently is a
+setting of `Step`:
+
+================= ==============================================================================
+``rate`` ρ        how fast curvature is forgotten: 1 − β₂ in Adam
+``mean_rate`` α   the learning rate, where it is not ρ
+``temperature`` τ weight of the KL
+``momentum`` γ    ν ← γν + (1 − γ)g and m ← m − αS⁻¹ν: heavy-ball momentum in the natural
+                  parameter of the mean, λ⁺ = λ − ρ∇ + γ(λ − λ₋), where m − m₋ is measured by the S
+                  it was made with. In the exact heavy ball (`rule.step`) that is the S before it.
+``damping`` ε     added to S or √S in the mean's step only
+``root``          √S instead of S in the mean's step: no longer the rule, but RMSprop and Adam
+``debias``        divide S by 1 − (1 − ρ)ᵗ and ν by 1 − γᵗ, which started from zero
+``keep_positive`` the improved step of `Gaussian.absorb_positive`
+================= ==============================================================================
+
+    >>> import torch
+    >>> from credo.curvature import ExactHessian
+    >>> from credo.expectations import AtMean
+    >>> from credo.families import FullGaussian
+    >>> newton = Learner(AtMean(), ExactHessian(), Step(rate=1.0))
+    >>> state = newton.init(FullGaussian(torch.zeros(2), torch.eye(2)))
+    >>> loss = Loss.of(lambda theta: (theta - torch.tensor([1.0, 2.0])).square().sum())
+    >>> newton.update(state, loss).q.mean
+    tensor([1., 2.])
+
+Combinations that make no sense are refused with the reason when the algorithm meets its family.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from credo.checks import finite, positive
+from credo.curvature import Curvature, FromValues
+from credo.errors import DataError, NonFiniteError, UnsupportedError
+from credo.expectations import Expectation
+from credo.families import DiagGaussian, FixedGaussian, Gaussian
+from credo.loss import Loss
+from credo.noise import key_to_seed
+from credo.types import Vector
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far to go; the symbols are in the module's docstring."""
+
+    rate: float
+    mean_rate: float | None = None
+    temperature: float = 1.0
+    momentum: float = 0.0
+    damping: float = 0.0
+    root: bool = False
+    debias: bool = False
+    keep_positive: bool = False
+
+    def __post_init__(self) -> None:
+        positive("rate", self.rate)
+        if self.mean_rate is not None:
+            positive("mean_rate", self.mean_rate)
+        for name in ("temperature", "momentum", "damping"):
+            if finite(name, getattr(self, name)) < 0:
+                raise DataError(f"{name} must not be negative, but it is {getattr(self, name)!r}")
+        if self.momentum >= 1:
+            raise DataError(f"momentum must be below 1, but it is {self.momentum!r}")
+        if self.root and self.keep_positive:
+            raise UnsupportedError(
+                "root reads S as a mean of squared gradients, which is never negative: "
+                "keep_positive has nothing to keep"
+            )
+
+    @property
+    def alpha(self) -> float:
+        """The mean's rate."""
+        return self.rate if self.mean_rate is None else self.mean_rate
+
+    @property
+    def keep(self) -> float:
+        """The share of S that stays."""
+        return 1.0 - self.rate * self.temperature
+
+
+class LearnerState(ABC):
+    """The Gaussian that is being learned, its momentum, and how many steps it has made."""
+
+    steps: int = 0
+
+    @property
+    @abstractmethod
+    def q(self) -> Gaussian:
+        """The Gaussian as it stands."""
+
+    @abstractmethod
+    def move(self, step: Step, gradient: Vector, curvature: Tensor | None) -> None:
+        """One step along E[∇ℓ] and E[∇²ℓ], prior included."""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """An algorithm: where the loss is looked at, what stands for its curvature, how far to go.
+
+    ``curvature`` is None for a family of fixed covariance and for values alone. ``prior`` is a
+    Gaussian, or None for a flat one. Draws are a function of ``seed`` and the step's number.
+    """
+
+    expectation: Expectation
+    curvature: Curvature | None
+    step: Step
+    prior: Gaussian | None = None
+    seed: int = 0
+
+    def init(self, q: Gaussian) -> LearnerState:
+        """The state before the first step, from q; refuses what does not fit together.
+
+        A `DiagGaussian` of infinite scale is flat: S = 0, as Adam starts.
+        """
+        self._refuse_nonsense(q)
+        return _DiagonalState(q) if isinstance(q, DiagGaussian) else _StructuredState(q)
+
+    def update(self, state: LearnerState, loss: Loss) -> LearnerState:
+        """One step of the rule on this loss; the state is changed and returned."""
+        gradient, curvature = self.estimate(state, loss)
+        if not bool(gradient.isfinite().all()):
+            raise NonFiniteError(f"the loss's gradient is not finite at step {state.steps}")
+        return self.move(state, gradient, curvature)
+
+    def estimate(self, state: LearnerState, loss: Loss) -> tuple[Vector, Tensor | None]:
+        """E_q[∇ℓ], (P,), and E_q[∇²ℓ] where it is wanted: (P,) or (P, P)."""
+        q = state.q
+        generator = torch.Generator(q.mean.device)
+        generator.manual_seed(key_to_seed(self.seed, state.steps))
+        points = self.expectation.points(q, generator)
+        curvature = FromValues() if self.expectation.values_only else self.curvature
+        if curvature is None:
+            parts = [share * loss.gradient(theta) for share, theta in points]
+            return _sum(parts), None
+        found = [
+            (share, curvature.at(loss, theta, q, _wants_matrix(q), generator))
+            for share, theta in points
+        ]
+        gradient = _sum([share * gradient for share, (gradient, _) in found])
+        if isinstance(q, FixedGaussian):
+            return gradient, None
+        return gradient, _sum([share * hessian for share, (_, hessian) in found])
+
+    def move(
+        self, state: LearnerState, gradient: Vector, curvature: Tensor | None
+    ) -> LearnerState:
+        """One step, given E_q[∇ℓ] and E_q[∇²ℓ] of the loss without its prior."""
+        if self.prior is not None:
+            temperature = self.step.temperature
+            pull = self.prior.grad_log_prob(state.q.mean)
+            gradient = torch.sub(gradient, pull, alpha=temperature)
+            if curvature is not None:
+                curvature = _add(curvature, precision_of(self.prior), temperature)
+        state.steps += 1
+        state.move(self.step, gradient, curvature)
+        return state
+
+    def _refuse_nonsense(self, q: Gaussian) -> None:
+        fixed, matrix = isinstance(q, FixedGaussian), _wants_matrix(q)
+        name, curvature = type(q).__name__, type(self.curvature).__name__
+        if self.prior is not None and self.prior.size != q.size:
+            raise DataError(f"the prior is over {self.prior.size} weights, q over {q.size}")
+        if self.expectation.values_only and self.curvature is not None:
+            raise UnsupportedError(
+                f'estimator="score" asks the loss for values only, and {curvature} would '
+                "differentiate it: leave curvature=None, it comes from the scores too"
+            )
+        if fixed and self.curvature is not None:
+            raise UnsupportedError(
+                f"a {name} never changes its covariance, so {curvature} would be computed and "
+                "thrown away: set curvature=None, or take a family whose covariance is learned"
+            )
+        if not fixed and self.curvature is None and not self.expectation.values_only:
+            raise UnsupportedError(
+                f"a {name} learns its precision from curvature, but curvature=None: choose one "
+                "of credo.curvature, or hold the covariance fixed with a FixedGaussian"
+            )
+        if self.curvature is not None:
+            if self.curvature.needs_spread and self.expectation.at_mean_only:
+                raise UnsupportedError(
+                    f"{curvature} reads curvature off θ − m, which is always zero at the mean: "
+                    "draw θ with MonteCarlo, or use another curvature"
+                )
+            if self.curvature.diagonal_only and matrix:
+                raise UnsupportedError(
+                    f"{curvature} estimates the diagonal alone, but a {name} learns a matrix: "
+                    "take a DiagGaussian, or ExactHessian or GaussNewton"
+                )
+        if matrix and (self.step.root or self.step.debias):
+            raise UnsupportedError(
+                f"root and debias are what Adam does to each weight by itself; a {name} has a "
+                "matrix: take a DiagGaussian"
+            )
+
+
+class _DiagonalState(LearnerState):
+    """Mean and precision of every weight, changed in place: what training of networks needs."""
+
+    def __init__(self, q: DiagGaussian) -> None:
+        self.mean = q.mean.detach().clone()
+        self.precision = q.scale.detach().square().reciprocal().contiguous()
+        self._velocity: Vector | None = None
+        self._scratch = torch.empty_like(self.mean)
+
+    @property
+    def q(self) -> DiagGaussian:
+        """The Gaussian as it stands; it moves with the state."""
+        return DiagGaussian(self.mean, self.precision.rsqrt())
+
+    def move(self, step: Step, gradient: Vector, curvature: Tensor | None) -> None:
+        """S and m in as few passes over memory as the settings allow."""
+        if curvature is None or curvature.shape != self.mean.shape:
+            given = None if curvature is None else tuple(curvature.shape)
+            raise DataError(
+                f"a DiagGaussian over {len(self.mean)} weights takes curvature "
+                f"({len(self.mean)},), got {given}"
+            )
+        self._absorb(step, curvature)
+        direction, warm = gradient, 1.0
+        if step.momentum:
+            direction, warm = self._average(step, gradient)
+        precision, grown = self.precision, 1.0
+        if step.debias:
+            grown = 1.0 - step.keep**self.steps
+        if step.root:
+            precision, grown = torch.sqrt(precision, out=self._scratch), grown**0.5
+        if step.damping:
+            # ε belongs to the debiased S, so it is scaled with it.
+            precision = torch.add(precision, step.damping * grown, out=self._scratch)
+        self.mean.addcdiv_(direction, precision, value=-step.alpha * grown / warm)
+
+    def _absorb(self, step: Step, curvature: Vector) -> None:
+        if step.keep_positive:
+            rate = step.rate
+            change = torch.sub(curvature, self.precision, alpha=step.temperature)
+            second_order = change.square().div_(self.precision)
+            self.precision.add_(change, alpha=rate).add_(second_order, alpha=0.5 * rate**2)
+            return
+        if step.temperature == 1.0:
+            self.precision.lerp_(curvature, step.rate)
+        else:
+            self.precision.mul_(step.keep).add_(curvature, alpha=step.rate)
+        if not step.root and bool((self.precision <= 0).any()):
+            where = int(torch.argmax((self.precision <= 0).to(torch.uint8)))
+            raise DataError(
+                f"the precision of weight {where} became {float(self.precision[where]):.3g}, "
+                "because the curvature there is negative: take keep_positive=True, a lower rate, "
+                "or a curvature that is never negative (GaussNewton, ExampleSquares)"
+            )
+
+    def _average(self, step: Step, gradient: Vector) -> tuple[Vector, float]:
+        if self._velocity is None:
+            self._velocity = torch.zeros_like(gradient)
+        self._velocity.lerp_(gradient, 1.0 - step.momentum)
+        return self._velocity, 1.0 - step.momentum**self.steps if step.debias else 1.0
+
+
+class _StructuredState(LearnerState):
+    """Any other Gaussian, replaced as a whole."""
+
+    def __init__(self, q: Gaussian) -> None:
+        self._q = q
+        self._velocity: Vector | None = None
+
+    @property
+    def q(self) -> Gaussian:
+        """The Gaussian as it stands."""
+        return self._q
+
+    def move(self, step: Step, gradient: Vector, curvature: Tensor | None) -> None:
+        """The step by the family's own arithmetic."""
+        moved = self._q
+        if curvature is not None and step.keep_positive:
+            moved = moved.absorb_positive(curvature, step.rate, step.temperature)
+        elif curvature is not None:
+            moved = moved.absorb(curvature, step.keep, step.rate)
+        if step.momentum:
+            if self._velocity is None:
+                self._velocity = torch.zeros_like(gradient)
+            gradient = self._velocity.lerp_(gradient, 1.0 - step.momentum)
+        if step.damping:
+            raised = moved.absorb(torch.ones_like(gradient), 1.0, step.damping)
+            direction = raised.solve(gradient)
+        else:
+            direction = moved.solve(gradient)
+        self._q = moved.with_mean(moved.mean - step.alpha * direction)
+
+
+def precision_of(q: Gaussian) -> Tensor:
+    """S, as its diagonal (P,) where it is diagonal and else (P, P)."""
+    if isinstance(q, DiagGaussian):
+        return q.scale.square().reciprocal()
+    if isinstance(q, FixedGaussian):
+        return q.precision.expand(q.size) if q.precision.dim() == 0 else q.precision
+    return -2 * q.natural[1]
+
+
+def _wants_matrix(q: Gaussian) -> bool:
+    return not isinstance(q, DiagGaussian | FixedGaussian)
+
+
+def _add(curvature: Tensor, precision: Tensor, weight: float) -> Tensor:
+    """curvature + weight·precision, where either may be a diagonal."""
+    if curvature.dim() == precision.dim():
+        return torch.add(curvature, precision, alpha=weight)
+    if curvature.dim() == 1:
+        return torch.add(curvature, precision.diagonal(), alpha=weight)
+    return curvature + weight * torch.diag(precision)
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
