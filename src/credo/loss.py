@@ -24,6 +24,9 @@ from credo.model import Model
 from credo.params import per_example
 from credo.types import Batch, Likelihood, Vector
 
+_PRODUCTS = 256
+"""How many Hessian products are taken at once."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -107,8 +110,9 @@ class Loss:
         return gradient
 
     def hessian(self, theta: Vector) -> Tensor:
-        """∇²ℓ(θ), (P, P)."""
-        found: Tensor = torch.func.hessian(self.value)(theta.detach())
+        """∇²ℓ(θ), (P, P), by reverse over reverse mode."""
+        # torch's forward mode compiles its rules by torch.jit, which warns that it is going away.
+        found: Tensor = torch.func.jacrev(torch.func.grad(self.value))(theta.detach())
         return found
 
     def hessian_product(self, theta: Vector, vector: Vector) -> tuple[Vector, Vector]:
@@ -120,10 +124,9 @@ class Loss:
 
     def hessian_diagonal(self, theta: Vector) -> Vector:
         """The diagonal of ∇²ℓ(θ), (P,), by P Hessian products: exact, and for small P only."""
-        product = torch.func.vmap(
-            lambda v: torch.func.jvp(torch.func.grad(self.value), (theta.detach(),), (v,))[1] @ v
-        )
-        found: Vector = product(torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device))
+        _, product = torch.func.vjp(torch.func.grad(self.value), theta.detach())
+        basis = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
+        found: Vector = torch.func.vmap(lambda v: product(v)[0] @ v, chunk_size=_PRODUCTS)(basis)
         return found
 
     def example_gradients(self, theta: Vector) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError, UnsupportedError
-from credo.families import DiagGaussian, FixedGaussian, FullGaussian, Gaussian
+from credo.families import DiagGaussian, FullGaussian, Gaussian
 from credo.quadrature import gauss_hermite
 from credo.types import Vector
 

@@ -1,4 +1,7 @@
-"""Distributions over flat vectors of weights, each a frozen dataclass of tensors."""
+"""Distributions: over flat vectors of weights, and the exponential families of the learning rule.
+
+Each is a frozen dataclass of tensors. Those of `FAMILIES` can be a posterior over weights.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.empirical import Empirical
 from credo.families.exponential import ExponentialFamily
+from credo.families.fixed_gaussian import FixedGaussian
+from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian import Gaussian
 from credo.types import Json
 
@@ -24,15 +29,18 @@ __all__ = [
     "Empirical",
     "ExponentialFamily",
     "Family",
+    "FixedGaussian",
+    "FullGaussian",
     "Gaussian",
     "links",
     "unpack",
 ]
 
 FAMILIES: dict[str, type[Family]] = {
-    family.__name__: family for family in (Delta, DiagGaussian, Empirical)
+    family.__name__: family
+    for family in (Delta, DiagGaussian, Empirical, FixedGaussian, FullGaussian)
 }
-"""Every concrete family by the name it is stored under."""
+"""Every family over flat vectors of weights by the name it is stored under."""
 
 
 def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:

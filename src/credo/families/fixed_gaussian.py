@@ -1,4 +1,4 @@
-"""The Gaussian whose covariance never changes: the family whose learning rule is gradient descent."""
+"""The Gaussian whose covariance never changes: the learning rule in it is gradient descent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FixedGaussian(Gaussian):
     its diagonal (P,), or dense (P, P). The base measure h is not constant and the entropy is, so
     ∇_μH = 0, not −λ. The learning rule becomes preconditioned gradient descent, m − ρS⁻¹∇:
 
-    >>> from credo.rule import gaussian_step
-    >>> q = FixedGaussian(torch.tensor([1.0, 2.0]), precision=torch.tensor(1.0))
+    >>> q = FixedGaussian(torch.tensor([1.0, 2.0]), precision=torch.tensor(5.0))
     >>> gradient, curvature = torch.tensor([10.0, 10.0]), torch.tensor([3.0, 3.0])
-    >>> gaussian_step(q, gradient, curvature, rate=0.1).mean
+    >>> q = q.absorb(curvature, keep=0.5, gain=0.5)
+    >>> q.with_mean(q.mean - 0.5 * q.solve(gradient)).mean
     tensor([0., 1.])
     """
 

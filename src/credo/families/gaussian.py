@@ -11,7 +11,7 @@ says so in the docstring of ``absorb``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -23,8 +23,8 @@ from credo.types import Vector
 class Gaussian(Family, ExponentialFamily):
     """N(m, S⁻¹) over flat vectors (P,) with some structure of the precision S."""
 
-    natural_names = ("precision times mean", "minus half the precision")
-    expectation_names = ("mean", "second moment")
+    natural_names: ClassVar[tuple[str, ...]] = ("precision times mean", "minus half the precision")
+    expectation_names: ClassVar[tuple[str, ...]] = ("mean", "second moment")
 
     @abstractmethod
     def with_mean(self, mean: Vector) -> Self:
