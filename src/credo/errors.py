@@ -29,3 +29,7 @@ class CheckpointError(CredoError, RuntimeError):
 
 class UnsupportedError(CredoError, NotImplementedError):
     """Two choices that do not fit together; the message says why and what fits."""
+
+
+class ConvergenceError(CredoError, RuntimeError):
+    """An iteration did not come to rest; the message says how far it got and what may help."""

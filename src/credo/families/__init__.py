@@ -12,33 +12,56 @@ from torch import Tensor
 from credo.errors import FileFormatError
 from credo.families import links
 from credo.families.base import Atomic, Family
+from credo.families.beta import Beta
+from credo.families.categorical import Categorical
 from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
+from credo.families.dirichlet import Dirichlet
 from credo.families.empirical import Empirical
 from credo.families.exponential import ExponentialFamily
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
+from credo.families.gamma import Gamma, InverseGamma
 from credo.families.gaussian import Gaussian
+from credo.families.gaussian_mixture import GaussianMixture
+from credo.families.normal_gamma import NormalGamma
+from credo.families.sign_bernoulli import SignBernoulli
 from credo.types import Json
 
 __all__ = [
     "FAMILIES",
     "Atomic",
+    "Beta",
+    "Categorical",
     "Delta",
     "DiagGaussian",
+    "Dirichlet",
     "Empirical",
     "ExponentialFamily",
     "Family",
     "FixedGaussian",
     "FullGaussian",
+    "Gamma",
     "Gaussian",
+    "GaussianMixture",
+    "InverseGamma",
+    "NormalGamma",
+    "SignBernoulli",
     "links",
     "unpack",
 ]
 
 FAMILIES: dict[str, type[Family]] = {
     family.__name__: family
-    for family in (Delta, DiagGaussian, Empirical, FixedGaussian, FullGaussian)
+    for family in (
+        Delta,
+        DiagGaussian,
+        Empirical,
+        FixedGaussian,
+        FullGaussian,
+        GaussianMixture,
+        SignBernoulli,
+    )
 }
 """Every family over flat vectors of weights by the name it is stored under."""
 

@@ -197,7 +197,7 @@ def _concentration_by_bracketing(target: Tensor) -> Tensor:
         gap = reached.log() - log_sum
         low, high = torch.where(gap > 0, log_sum, low), torch.where(gap > 0, high, log_sum)
         weight = alpha / reached / (1 + trigamma_excess(alpha))
-        slope = (1 + trigamma_excess(total)) * weight.sum(-1, keepdim=True) * 1.0 - 1
+        slope = (1 + trigamma_excess(total)) * weight.sum(-1, keepdim=True) - 1
         proposal = log_sum - gap / slope
         inside = (proposal > low) & (proposal < high)
         moved = torch.where(inside, proposal, (low + high) / 2)
