@@ -139,11 +139,14 @@ class Learner:
         q = state.q
         generator = torch.Generator(q.mean.device)
         generator.manual_seed(key_to_seed(self.seed, state.steps))
-        points = self.expectation.points(q, generator)
+        points = list(self.expectation.points(q, generator))
         curvature = FromValues() if self.expectation.values_only else self.curvature
+        if self.expectation.is_grid and (curvature is None or curvature.is_derivative):
+            weights = q.mean.new_tensor([share for share, _ in points])
+            loss = loss.smoothed(weights, torch.stack([theta for _, theta in points]) - q.mean)
+            points = [(1.0, q.mean)]
         if curvature is None:
-            parts = [share * loss.gradient(theta) for share, theta in points]
-            return _sum(parts), None
+            return _sum([share * loss.gradient(theta) for share, theta in points]), None
         found = [
             (share, curvature.at(loss, theta, q, _wants_matrix(q), generator))
             for share, theta in points
@@ -153,9 +156,7 @@ class Learner:
             return gradient, None
         return gradient, _sum([share * hessian for share, (_, hessian) in found])
 
-    def move(
-        self, state: LearnerState, gradient: Vector, curvature: Tensor | None
-    ) -> LearnerState:
+    def move(self, state: LearnerState, gradient: Vector, curvature: Tensor | None) -> LearnerState:
         """One step, given E_q[∇ℓ] and E_q[∇²ℓ] of the loss without its prior."""
         if self.prior is not None:
             temperature = self.step.temperature
@@ -295,7 +296,7 @@ class _StructuredState(LearnerState):
             direction = raised.solve(gradient)
         else:
             direction = moved.solve(gradient)
-        self._q = moved.with_mean(moved.mean - step.alpha * direction)
+        self._q = moved.with_mean(torch.sub(moved.mean, direction, alpha=step.alpha))
 
 
 def precision_of(q: Gaussian) -> Tensor:

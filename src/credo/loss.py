@@ -99,6 +99,14 @@ class Loss:
             likelihood=model.likelihood,
         )
 
+    def smoothed(self, weights: Tensor, offsets: Tensor) -> Self:
+        """θ ↦ Σ_s w_s ℓ(θ + δ_s), of weights (S,) and offsets (S, P), evaluated all at once.
+
+        Its derivatives are the averages of ℓ's derivatives.
+        """
+        values = torch.func.vmap(self.value)
+        return type(self).of(lambda theta: weights @ values(theta + offsets))
+
     def value(self, theta: Vector) -> Tensor:
         """ℓ(θ), 0-dim."""
         return self.weight * self.examples(theta).sum()
@@ -139,7 +147,7 @@ class Loss:
         return self.weight * total, self.weight * squared
 
     def gauss_newton(self, theta: Vector) -> Tensor:
-        """w·Σ_i J_iᵀΛ_iJ_i with J_i = ∂f_i/∂θ and Λ_i = −∂² log p/∂f² at f_i = f(x_i; θ), (P, P)."""
+        """w·Σ_i J_iᵀΛ_iJ_i, (P, P), with J_i = ∂f_i/∂θ and Λ_i = −∂² log p/∂f² at f_i = f(x_i; θ)."""
         if self.outputs is None or self.likelihood is None:
             raise UnsupportedError(
                 "Gauss–Newton needs to know what of the loss is the network and what the "

@@ -42,6 +42,9 @@ class Curvature(Protocol):
     diagonal_only: bool
     """Whether it can't give a dense matrix."""
 
+    is_derivative: bool
+    """Whether it commutes with averages: the curvature of an average is that average."""
+
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
     ) -> tuple[Vector, Tensor]:
@@ -55,6 +58,7 @@ class ExactHessian:
 
     needs_spread = False
     diagonal_only = False
+    is_derivative = True
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
@@ -70,6 +74,7 @@ class GaussNewton:
 
     needs_spread = False
     diagonal_only = False
+    is_derivative = False
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
@@ -85,6 +90,7 @@ class ExampleSquares:
 
     needs_spread = False
     diagonal_only = False
+    is_derivative = False
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
@@ -102,6 +108,7 @@ class SquaredGradient:
 
     needs_spread = False
     diagonal_only = False
+    is_derivative = False
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
@@ -117,6 +124,7 @@ class Reparameterised:
 
     needs_spread = True
     diagonal_only = False
+    is_derivative = False
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
@@ -137,6 +145,7 @@ class Hutchinson:
 
     needs_spread = False
     diagonal_only = True
+    is_derivative = False
 
     def __post_init__(self) -> None:
         if self.probes < 1:
@@ -161,6 +170,7 @@ class FromValues:
 
     needs_spread = True
     diagonal_only = False
+    is_derivative = False
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator

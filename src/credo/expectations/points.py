@@ -27,11 +27,15 @@ _MAX_GRID = 2**18
 class Expectation(Protocol):
     """A way to approximate E_q by finitely many points."""
 
-    at_mean_only: bool
-    """Whether the mean is the only point, so that θ − m tells nothing."""
+    @property
+    def at_mean_only(self) -> bool:
+        """Whether the mean is the only point, so that θ − m tells nothing."""
+        ...
 
-    values_only: bool
-    """Whether the loss is not to be differentiated."""
+    @property
+    def values_only(self) -> bool:
+        """Whether the loss is not to be differentiated."""
+        ...
 
     def points(self, q: Gaussian, generator: Generator) -> Iterator[tuple[float, Vector]]:
         """Weights, which sum to one, and points (P,)."""
@@ -44,6 +48,7 @@ class AtMean:
 
     at_mean_only = True
     values_only = False
+    is_grid = False
 
     def points(self, q: Gaussian, generator: Generator) -> Iterator[tuple[float, Vector]]:
         """The mean."""
@@ -67,6 +72,7 @@ class MonteCarlo:
     antithetic: bool = False
 
     at_mean_only = False
+    is_grid = False
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -99,6 +105,7 @@ class GaussHermite:
 
     at_mean_only = False
     values_only = False
+    is_grid = True
 
     def points(self, q: Gaussian, generator: Generator) -> Iterator[tuple[float, Vector]]:
         """m + Cx for the nodes x of the standard normal, where CCᵀ is q's covariance."""
@@ -120,5 +127,7 @@ def _spread(q: Gaussian) -> Tensor:
         return torch.diag(q.scale)
     identity = torch.eye(q.size, dtype=q.mean.dtype, device=q.mean.device)
     if isinstance(q, FullGaussian):
-        return torch.linalg.solve_triangular(torch.linalg.cholesky(q.precision).mT, identity, upper=True)
+        return torch.linalg.solve_triangular(
+            torch.linalg.cholesky(q.precision).mT, identity, upper=True
+        )
     return torch.linalg.cholesky(q.solve(identity))

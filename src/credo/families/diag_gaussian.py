@@ -212,7 +212,7 @@ class DiagGaussian(Gaussian):
     def solve(self, vector: Vector) -> Vector:
         """σ²v: (..., P) → (..., P)."""
         check_points(vector, self.size)
-        return vector * self.variance
+        return vector * self.scale * self.scale
 
     def _with_precision(self, precision: Vector) -> Self:
         _refuse_unless_positive(precision, "precision")

@@ -132,12 +132,14 @@ class Dirichlet(ExponentialFamily):
     def kl(self, other: Self) -> Tensor:
         """KL(self‖other), as the entropy without large terms that cancel.
 
-        α₀′ KL(m′‖m) + ½Σ ln(α_k/α_k′) − ½ ln(α₀/α₀′) + ΣR(α_k′) − R(α₀′) − ΣR(α_k) + R(α₀)
-        + Σ(α_k − α_k′)(δ(α_k) − δ(α₀)), where m is the mean and ′ means ``other``.
+        Σα_k′(r_k − 1 − ln r_k) + ½Σ ln(α_k/α_k′) − ½ ln(α₀/α₀′) + ΣR(α_k′) − R(α₀′) − ΣR(α_k)
+        + R(α₀) + Σ(α_k − α_k′)(δ(α_k) − δ(α₀)), where ′ means ``other`` and r is the ratio of the
+        means, E θ/E′θ. Σα_k′(r_k − 1) is zero, and takes the rounding of r out of −Σα_k′ ln r_k.
         """
         self.check_same_family(other)
         alpha, alpha_other = self.concentration, other.concentration
-        means = (alpha_other * (other.mean / self.mean).log()).sum()
+        ratio = self.mean / other.mean
+        means = (alpha_other * (ratio - 1 - ratio.log())).sum()
         volumes = (alpha / alpha_other).log().sum() - (self.total / other.total).log().sum()
         bias = ((alpha - alpha_other) * self._log_bias).sum()
         return means + 0.5 * volumes + other._remainder() - self._remainder() + bias

@@ -36,8 +36,8 @@ class Gamma(ExponentialFamily):
     >>> q = Gamma(torch.tensor([2.0]), torch.tensor([4.0]))
     >>> q.mean, q.variance
     (tensor([0.5000]), tensor([0.1250]))
-    >>> q.with_expectation(q.expectation).shape
-    tensor([2.])
+    >>> q.with_expectation(q.expectation).rate
+    tensor([4.0000])
     """
 
     shape: Tensor
@@ -74,7 +74,8 @@ class Gamma(ExponentialFamily):
         The right side is about 1/(2a), so that many digits of a large shape are lost.
         """
         check_parameters(expectation, self.natural, self.expectation_names, "Gamma")
-        return type(self)(*shape_and_rate(*expectation, "Gamma", self.expectation_names))
+        mean_log, mean = expectation
+        return type(self)(*shape_and_rate(mean_log, mean, "Gamma", self.expectation_names))
 
     @property
     def mean(self) -> Tensor:
@@ -84,7 +85,7 @@ class Gamma(ExponentialFamily):
     @property
     def mean_log(self) -> Tensor:
         """E ln x = ψ(a) − ln b."""
-        return torch.digamma(self.shape) - self.rate.log()
+        return self.mean.log() + digamma_minus_log(self.shape)
 
     @property
     def variance(self) -> Tensor:
@@ -102,7 +103,7 @@ class Gamma(ExponentialFamily):
         return (torch.lgamma(self.shape) - self.shape * self.rate.log()).sum()
 
     def entropy(self) -> Tensor:
-        """A − ⟨λ, μ⟩ with Stirling's formula taken out of ln Γ and ln a out of ψ, where they cancel.
+        """A − ⟨λ, μ⟩ with Stirling's formula taken out of ln Γ and ln a out of ψ: they cancel.
 
         ½ ln(2πa) − ln b + R(a) + (1 − a)δ(a), summed; see `credo.families.special`.
         """
@@ -119,8 +120,8 @@ class Gamma(ExponentialFamily):
         """
         self.check_same_family(other)
         a, a_other = self.shape, other.shape
-        surplus = self.mean / other.mean - 1
-        terms = a_other * (surplus - surplus.log1p()) + 0.5 * (a / a_other).log()
+        ratio = self.mean / other.mean
+        terms = a_other * (ratio - 1 - ratio.log()) + 0.5 * (a / a_other).log()
         terms = terms + (a - a_other) * digamma_minus_log(a)
         return (terms + stirling_remainder(a_other) - stirling_remainder(a)).sum()
 
@@ -237,4 +238,5 @@ def shape_and_rate(
 def positive_exp(logs: Tensor, dtype: torch.dtype) -> Tensor:
     """exp in ``dtype``, kept between its smallest normal and its largest number."""
     limits = torch.finfo(dtype)
-    return logs.exp().clamp(min=limits.tiny, max=limits.max).to(dtype)
+    margin = 1e-9  # so that rounding can't undo it
+    return logs.clamp(math.log(limits.tiny) + margin, math.log(limits.max) - margin).exp().to(dtype)

@@ -208,8 +208,10 @@ class GaussianMixture(Family):
         check_count(n)
         generator = torch.Generator(self.mean.device).manual_seed(noise.seed)
         eps = torch.empty_like(out)
-        for index, k in enumerate(self._draw_components(n, generator).tolist()):
-            yield self.components[k].draw_(out, noise.draw(eps, index))
+        for index in range(n):
+            # One at a time, so that the first draws are the same however many are asked for.
+            component = self.components[int(self._draw_components(1, generator))]
+            yield component.draw_(out, noise.draw(eps, index))
 
     def _draw_components(self, n: int, generator: Generator | None) -> Tensor:
         weights = self.weights.detach()

@@ -22,7 +22,7 @@ from credo.families.special import check_events, check_fields, check_positive
 
 @dataclass(frozen=True, eq=False)
 class NormalGamma(ExponentialFamily):
-    r"""τ ~ Gamma(``shape`` a, ``rate`` b) and x | τ ~ N(``mean`` m, 1/(cτ)), ``count`` c; all (...).
+    r"""τ ~ Gamma(``shape`` a, ``rate`` b), x | τ ~ N(``mean`` m, 1/(cτ)), ``count`` c; each (...).
 
     ============= =========================================
     T             (ln τ, τ, τx, τx²)
@@ -118,9 +118,7 @@ class NormalGamma(ExponentialFamily):
 
     def statistics(self, theta: Tensor) -> Parameters:
         """(ln τ, τ, τx, τx²) of events (..., 2), where τ must be positive."""
-        check_events(theta, (*self.mean.shape, 2), "NormalGamma")
-        x, precision = theta.unbind(-1)
-        refuse_unless(precision.detach() > 0, precision, "NormalGamma", "τ", "positive")
+        x, precision = self._split(theta)
         return precision.log(), precision, precision * x, precision * x.square()
 
     def log_partition(self) -> Tensor:
@@ -130,8 +128,7 @@ class NormalGamma(ExponentialFamily):
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """log p(τ) + log p(x | τ), which needs no difference of squares: (..., event) → (...)."""
-        check_events(theta, (*self.mean.shape, 2), "NormalGamma")
-        x, precision = theta.unbind(-1)
+        x, precision = self._split(theta)
         scaled = self.count * precision
         normal = 0.5 * (scaled / (2 * math.pi)).log() - 0.5 * scaled * (x - self.mean).square()
         over_coordinates = tuple(range(-self.mean.dim(), 0))
@@ -147,9 +144,9 @@ class NormalGamma(ExponentialFamily):
     def kl(self, other: Self) -> Tensor:
         """KL of the precisions plus ½ Σ(c′/c − 1 − ln(c′/c) + c′(m − m′)²E τ), ′ for ``other``."""
         self.check_same_family(other)
-        surplus = other.count / self.count - 1
+        ratio = other.count / self.count
         shift = other.count * (self.mean - other.mean).square() * self.precision.mean
-        normal = 0.5 * (surplus - surplus.log1p() + shift)
+        normal = 0.5 * (ratio - 1 - ratio.log() + shift)
         return self.precision.kl(other.precision) + normal.sum()
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
@@ -161,3 +158,10 @@ class NormalGamma(ExponentialFamily):
         )
         x = self.mean + noise / (self.count.sqrt() * precision.sqrt())
         return torch.stack((x, precision), -1)
+
+    def _split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """x and τ of events (..., 2)."""
+        check_events(theta, (*self.mean.shape, 2), "NormalGamma")
+        x, precision = theta.unbind(-1)
+        refuse_unless(precision.detach() > 0, precision, "NormalGamma", "τ", "positive")
+        return x, precision

@@ -1,7 +1,7 @@
-r"""What the conjugate families share: gamma-type functions without cancellation, and their inverses.
+r"""What the conjugate families share: gamma-type functions without cancellation, and inverses.
 
-For large a, ψ(a) and ln a agree in all leading digits, and so do ln Γ(a) and Stirling's formula. The
-differences are what entropies, divergences and inverses are made of, so they are computed as such:
+For large a, ψ(a) and ln a agree in their leading digits, and so do ln Γ(a) and Stirling's formula.
+The differences are what entropies, divergences and inverses are made of, so they get functions:
 
 ===================== ================================== =======================
 `digamma_minus_log`   δ(a) = ψ(a) − ln a                 −1/(2a) − Σ Bₙ/(n aⁿ)
@@ -9,7 +9,8 @@ differences are what entropies, divergences and inverses are made of, so they ar
 `trigamma_excess`     ε(a) = a ψ′(a) − 1                 1/(2a) + Σ Bₙ/aⁿ
 ===================== ================================== =======================
 
-with Bernoulli numbers Bₙ, n = 2, 4, …, 14, for a ≥ 16, and by definition below.
+with Bernoulli numbers Bₙ, n = 2, 4, …, 14, for a ≥ 16. Below, ψ and ψ′ are taken from a + 16 by
+their recurrence: torch's ψ′, which is also the derivative of its ψ, is right to nine digits only.
 
 The inverses `gamma_shape` and `dirichlet_concentration` iterate in float64 without a graph. Their
 last Newton step is differentiable; as it starts at the solution, its first derivative is exact.
@@ -42,9 +43,8 @@ def digamma_minus_log(a: Tensor) -> Tensor:
     tensor([-5.7722e-01, -5.0000e-07])
     """
     large, small = a.clamp(min=_LARGE), a.clamp(max=_LARGE)
-    tail = _series(large, [-b / (2 * i) for i, b in enumerate(_BERNOULLI, 1)])
-    series = (tail / large - 0.5) / large
-    return torch.where(a >= _LARGE, series, torch.digamma(small) - small.log())
+    shift = torch.log1p(_LARGE / small) - _steps(small).sum(-1)
+    return torch.where(a >= _LARGE, _delta(large), _delta(small + _LARGE) + shift)
 
 
 def stirling_remainder(a: Tensor) -> Tensor:
@@ -62,8 +62,9 @@ def stirling_remainder(a: Tensor) -> Tensor:
 def trigamma_excess(a: Tensor) -> Tensor:
     """ε(a) = a ψ′(a) − 1 for a > 0, elementwise: positive, falling from 1/a to 1/(2a)."""
     large, small = a.clamp(min=_LARGE), a.clamp(max=_LARGE)
-    series = (_series(large, list(_BERNOULLI)) / large + 0.5) / large
-    return torch.where(a >= _LARGE, series, small * torch.polygamma(1, small) - 1)
+    shifted = small + _LARGE
+    trigamma = (1 + _epsilon(shifted)) / shifted + _steps(small).square().sum(-1)
+    return torch.where(a >= _LARGE, _epsilon(large), small * trigamma - 1)
 
 
 def gamma_shape(log_gap: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ def sample_log_gamma(shape: Tensor, n: int, generator: Generator | None) -> Tens
     """
     many = shape.double().expand(n, *shape.shape)
     uniform = torch.rand(many.shape, generator=generator, dtype=many.dtype, device=many.device)
-    boosted = torch._standard_gamma(many + 1, generator=generator)  # type: ignore[attr-defined]
+    boosted = torch._standard_gamma(many + 1, generator=generator)
     return boosted.log() + torch.log1p(-uniform) / many
 
 
@@ -168,6 +169,20 @@ def check_simplex(probs: Tensor, family: str, name: str) -> None:
     refuse_unless(near_one, total, family, f"the sum of {name}", f"1 within {tolerance:.1g}")
 
 
+def _delta(a: Tensor) -> Tensor:
+    tail = _series(a, [-b / (2 * i) for i, b in enumerate(_BERNOULLI, 1)])
+    return (tail / a - 0.5) / a
+
+
+def _epsilon(a: Tensor) -> Tensor:
+    return (_series(a, list(_BERNOULLI)) / a + 0.5) / a
+
+
+def _steps(a: Tensor) -> Tensor:
+    """1/a, 1/(a + 1), …, 1/(a + 15), in a last dimension: what ψ gains from a to a + 16."""
+    return (a.unsqueeze(-1) + torch.arange(_LARGE, dtype=a.dtype, device=a.device)).reciprocal()
+
+
 def _series(a: Tensor, coefficients: list[float]) -> Tensor:
     """c₁ + c₂/a² + c₃/a⁴ + …, by Horner."""
     inverse_square = a.square().reciprocal()
@@ -196,8 +211,8 @@ def _concentration_by_bracketing(target: Tensor) -> Tensor:
         reached = alpha.sum(-1, keepdim=True)
         gap = reached.log() - log_sum
         low, high = torch.where(gap > 0, log_sum, low), torch.where(gap > 0, high, log_sum)
-        weight = alpha / reached / (1 + trigamma_excess(alpha))
-        slope = (1 + trigamma_excess(total)) * weight.sum(-1, keepdim=True) - 1
+        rates = torch.polygamma(1, total) / torch.polygamma(1, alpha)
+        slope = total * rates.sum(-1, keepdim=True) / reached - 1
         proposal = log_sum - gap / slope
         inside = (proposal > low) & (proposal < high)
         moved = torch.where(inside, proposal, (low + high) / 2)
