@@ -1,4 +1,4 @@
-"""``make bench``, or ``python -m bench [mlp lenet5 resnet20 prediction memory]``.
+"""``make bench``, or ``python -m bench [mlp lenet5 resnet20 prediction memory rule dense]``.
 
 Prints the ratios and writes bench/results.json. Run it on an otherwise idle machine.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bench import suites
+from bench import rule, suites
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -21,6 +21,8 @@ SUITES = {
     "resnet20": lambda: suites.training("resnet20"),
     "prediction": suites.prediction,
     "memory": suites.memory,
+    "rule": rule.adam_step,
+    "dense": rule.dense_step,
 }
 
 

@@ -119,6 +119,14 @@ def claims(
     commands.claims(json=json, folder=folder)
 
 
+@app.command()
+def rule(json: AsJson = False) -> None:
+    """Show the learning rule: which choices make which algorithm, and the test that holds it."""
+    from credo.gallery import table
+
+    table.show(json=json)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code: 0 well, 1 refused or failed, 2 mistyped."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]

@@ -220,6 +220,14 @@ def topic_model(**settings: float) -> TopicModel:
     return TopicModel(*priors, **settings)
 
 
+def near(truth: Tensor) -> Dirichlet:
+    """Topics that know the truth: from them, local steps settle within a few hundred sweeps."""
+    return Dirichlet(0.2 + 200 * truth)
+
+
+CONVERGED = {"tolerance": 1e-12, "sweeps": 2000}
+
+
 def scikit_learn_topics(topics: Tensor, **settings: object):
     """scikit-learn's model at these topics; `partial_fit` continues from them."""
     reference = sklearn.decomposition.LatentDirichletAllocation(
@@ -242,8 +250,8 @@ def scikit_learn_topics(topics: Tensor, **settings: object):
 def test_topics_on_the_full_batch_at_rate_one_are_coordinate_ascent():
     """A loop over every single word, with scipy's digamma, run until it stands still."""
     counts, truth = corpus(6, length=15)
-    model = topic_model(tolerance=1e-12, sweeps=500)
-    topics = Dirichlet(1 + 20 * truth)
+    model = topic_model(**CONVERGED)
+    topics = near(truth)
     reference = topics.concentration.numpy()
     for _ in range(2):
         log_topics = special.digamma(reference) - special.digamma(reference.sum(1, keepdims=True))
@@ -263,8 +271,8 @@ def test_topics_on_the_full_batch_at_rate_one_are_coordinate_ascent():
 
 def test_documents_are_scikit_learns_transform():
     counts, truth = corpus(30)
-    topics = Dirichlet(1 + 20 * truth)
-    documents, words = topic_model(tolerance=1e-12).local_factors(topics, counts)
+    topics = near(truth)
+    documents, words = topic_model(**CONVERGED).local_factors(topics, counts)
     expected = scikit_learn_topics(topics.concentration).transform(counts.numpy())
     # Both start from equal shares and stop within 1e-12 words of one optimum.
     assert close(documents.mean, expected)
@@ -273,32 +281,31 @@ def test_documents_are_scikit_learns_transform():
 
 def test_the_bound_of_topics_is_scikit_learns_score():
     counts, truth = corpus(30)
-    topics = Dirichlet(1 + 20 * truth)
+    topics = near(truth)
     expected = scikit_learn_topics(topics.concentration).score(counts.numpy())
-    # At the local optimum, so that the 1e-5 where the local loop stops counts squared.
-    assert close(topic_model(tolerance=1e-5).elbo(topics, counts), expected)
+    assert close(topic_model(**CONVERGED).elbo(topics, counts), expected)
 
 
 def test_topics_on_minibatches_are_scikit_learns():
     """Two epochs of its online learning, whose rate (offset + t)^−κ has t = 1, 2, …"""
     counts, truth = corpus(60)
-    model = topic_model(tolerance=1e-11, sweeps=1000)
-    topics = Dirichlet(1 + 20 * truth)
+    model = topic_model(**CONVERGED)
+    topics = near(truth)
     reference = scikit_learn_topics(
         topics.concentration, learning_decay=0.8, learning_offset=4.0, total_samples=60
     )
     for t, batch in enumerate(counts.split(12) * 2):
         topics = model.update(topics, batch, robbins_monro(t + 4, 0.8), num_documents=60)
         reference.partial_fit(batch.numpy())
-        # scikit-learn starts each document at random; both stop within 1e-11 of the optimum.
+        # scikit-learn starts each document at random; both stop within 1e-12 of the optimum.
         assert close(topics.concentration, reference.components_, 1e-8)
 
 
 def test_minibatch_messages_average_to_the_full_message():
     """Over the parts of a split, at one and the same state: for topics and for a mixture."""
     counts, truth = corpus(24)
-    model = topic_model(tolerance=1e-12)
-    topics = Dirichlet(1 + 20 * truth)
+    model = topic_model(tolerance=0.0, sweeps=20)
+    topics = near(truth)
     parts = [model.update(topics, part, 0.3, num_documents=24) for part in counts.split(6)]
     average = torch.stack([part.natural[0] for part in parts]).mean(0)
     assert close(average, model.update(topics, counts, 0.3).natural[0])
@@ -313,37 +320,50 @@ def test_minibatch_messages_average_to_the_full_message():
             assert close(torch.stack(naturals).mean(0), expected)
 
 
+def test_coordinate_ascent_never_lowers_the_bound_of_topics():
+    counts, truth = corpus(12)
+    model, topics = topic_model(**CONVERGED), near(truth)
+    bounds = [model.elbo(topics, counts).item()]
+    for _ in range(4):
+        topics = model.update(topics, counts)
+        bounds.append(model.elbo(topics, counts).item())
+    assert all(after > before for before, after in itertools.pairwise(bounds))
+
+
 def test_stochastic_topics_reach_coordinate_ascents_bound_and_find_the_topics():
     counts, truth = corpus(60)
-    model = topic_model()
+    words = counts.sum().item()
+    model = topic_model(sweeps=40)
     start = batch_topics = topics = model.init(seeded(4))
-    bounds = []
-    for _ in range(15):
+    for _ in range(12):
         batch_topics = model.update(batch_topics, counts)
-        bounds.append(model.elbo(batch_topics, counts).item())
     order = seeded(5)
-    for epoch in range(8):
+    for epoch in range(6):
         for index, batch in enumerate(counts[torch.randperm(60, generator=order)].split(10)):
             rate = robbins_monro(6 * epoch + index, 0.7)
             topics = model.update(topics, batch, rate, num_documents=60)
-    assert all(after >= before - 1e-3 for before, after in itertools.pairwise(bounds))
-    words = 60 * 50
-    print((model.elbo(topics, counts).item() - bounds[-1]) / words,(model.elbo(start, counts).item() - bounds[-1]) / words, bounds)
-    assert model.elbo(topics, counts).item() >= bounds[-1] - 0.01 * words
+    before, batch, stochastic = (
+        model.elbo(q, counts).item() / words for q in (start, batch_topics, topics)
+    )
+    print(before, batch, stochastic)
+    # Of the 0.9 nats a word that are to be gained the last rate, 36^−0.7 = 0.08, leaves 1%.
+    assert batch > before + 0.9
+    assert stochastic > batch - 0.01
     for found in (batch_topics.mean, topics.mean):
         distance = min(
             float((found[list(order)] - truth).abs().max())
             for order in itertools.permutations(range(3))
         )
-        # 2000 words a topic: 5 standard errors of the largest probability, 5 √(.24/2000).
-        assert distance < 0.055
+        print(distance)
+        # 1000 words a topic: 5 standard errors of the largest probability, 5 √(.24/1000).
+        assert distance < 0.077
 
 
 def test_a_document_without_words_keeps_its_prior_and_tells_the_topics_nothing():
     counts, truth = corpus(4)
     padded = torch.cat([counts, filled(0.0, 1, 12)])
-    model = topic_model(tolerance=1e-12)
-    topics = Dirichlet(1 + 20 * truth)
+    model = topic_model(**CONVERGED)
+    topics = near(truth)
     documents, _ = model.local_factors(topics, padded)
     assert close(documents.concentration[-1], [0.3] * 3)
     alone, together = (model.update(topics, c).concentration for c in (counts, padded))
@@ -484,11 +504,11 @@ def test_the_bound_of_a_mixture_is_its_average_over_draws():
 
 
 def test_coordinate_ascent_never_lowers_the_bound_of_a_mixture_and_stays_below_the_evidence():
-    """The evidence by brute force over all 2⁷ labellings, each with its closed form."""
-    x, model = clusters(7), mixture_model(2, 2)
+    """The evidence by brute force over all 2⁵ labellings, each with its closed form."""
+    x, model = clusters(5), mixture_model(2, 2)
     state = model.init(x, seeded(2))
     bounds = [model.elbo(state, x).item()]
-    for _ in range(40):
+    for _ in range(20):
         state = model.update(state, x)
         bounds.append(model.elbo(state, x).item())
     assert all(after >= before - 1e-12 for before, after in itertools.pairwise(bounds))
@@ -502,11 +522,11 @@ def test_coordinate_ascent_never_lowers_the_bound_of_a_mixture_and_stays_below_t
         return vmp.elbo(vmp.sweep((prior,), joint), joint).item()  # one factor: exact
 
     terms = []
-    for labelling in itertools.product((0, 1), repeat=7):
+    for labelling in itertools.product((0, 1), repeat=5):
         z = torch.tensor(labelling)
         sizes = np.bincount(z.numpy(), minlength=2)
         # Dirichlet–multinomial probability of these very labels.
-        log_prior = special.gammaln(1.4) - special.gammaln(1.4 + 7)
+        log_prior = special.gammaln(1.4) - special.gammaln(1.4 + 5)
         log_prior += (special.gammaln(0.7 + sizes) - special.gammaln(0.7)).sum()
         terms.append(log_prior + marginal(x[z == 0]) + marginal(x[z == 1]))
     assert bounds[-1] <= special.logsumexp(terms)

@@ -24,6 +24,8 @@ from credo.families.full_gaussian import FullGaussian
 from credo.families.gamma import Gamma, InverseGamma
 from credo.families.gaussian import Gaussian
 from credo.families.gaussian_mixture import GaussianMixture
+from credo.families.kronecker_gaussian import KroneckerGaussian
+from credo.families.low_rank_gaussian import LowRankGaussian
 from credo.families.normal_gamma import NormalGamma
 from credo.families.sign_bernoulli import SignBernoulli
 from credo.types import Json
@@ -45,6 +47,8 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "InverseGamma",
+    "KroneckerGaussian",
+    "LowRankGaussian",
     "NormalGamma",
     "SignBernoulli",
     "links",
@@ -60,6 +64,8 @@ FAMILIES: dict[str, type[Family]] = {
         FixedGaussian,
         FullGaussian,
         GaussianMixture,
+        KroneckerGaussian,
+        LowRankGaussian,
         SignBernoulli,
     )
 }

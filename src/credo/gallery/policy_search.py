@@ -11,8 +11,9 @@ score estimates from the draws of a generation,
 
     E[∇ℓ] ≈ 1/(K−1) Σ_k (ℓ_k − ℓ̄) e_k,   E[∇²ℓ] ≈ 1/(K−1) Σ_k (ℓ_k − ℓ̄)(e_k e_kᵀ − S),   e = S(θ − m)
 
-The mean ℓ̄ of the K draws costs no episodes, and K − 1 for K makes it unbiased, as a baseline of the
-other draws does. The step's curvature is noisy and not positive, so the improved step is taken.
+The mean ℓ̄ of the K independent draws costs no episodes; K − 1 in place of K keeps the estimates
+unbiased, as if each draw's baseline were the mean of the others. The curvature is noisy and of any
+sign: `Step(keep_positive=True)` takes the improved step, which differs in second order of ρ.
 
 ``shaping="ranks"`` replaces ℓ_k by its rank among the K draws, mapped to mean 0 and variance 1: no
 outlier or scale of rewards matters any more, but then E_q[R] is no longer what is maximised, and τ
@@ -72,7 +73,6 @@ class PolicySearch:
     draws: int
     step: Step
     shaping: Literal["none", "ranks"] = "none"
-    antithetic: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -84,8 +84,9 @@ class PolicySearch:
     @property
     def learner(self) -> Learner:
         """The rule for values of a loss alone."""
-        points = MonteCarlo(self.draws, estimator="score", antithetic=self.antithetic)
-        return Learner(points, None, self.step, seed=self.seed)
+        return Learner(
+            MonteCarlo(self.draws, estimator="score"), None, self.step, seed=self.seed
+        )
 
     def init(self, q: Gaussian) -> LearnerState:
         """The state before the first generation."""

@@ -1,0 +1,64 @@
+"""The gallery is complete: every file has its row, every row its test, and nobody its own rule."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from credo.gallery import table
+
+ROOT = Path(__file__).parents[2]
+GALLERY = ROOT / "src" / "credo" / "gallery"
+NOT_ALGORITHMS = {"__init__", "entry", "table"}
+MAX_CODE = 75
+
+
+def test_every_file_has_a_row() -> None:
+    files = {path.stem for path in GALLERY.glob("*.py")} - NOT_ALGORITHMS
+    assert files == set(table.MODULES)
+
+
+@pytest.mark.parametrize("name", table.MODULES)
+def test_the_row_names_a_test_that_exists(name: str) -> None:
+    file, _, test = import_module(f"credo.gallery.{name}").ENTRY.test.partition("::")
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("name", table.MODULES)
+def test_files_are_short(name: str) -> None:
+    """Lines of code without docstrings, comments and blank lines."""
+    text = (GALLERY / f"{name}.py").read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    prose: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            assert node.end_lineno is not None
+            prose |= set(range(node.lineno, node.end_lineno + 1))
+    lines = [
+        line
+        for number, line in enumerate(text.splitlines(), 1)
+        if number not in prose and line.strip() and not line.strip().startswith("#")
+    ]
+    assert len(lines) <= MAX_CODE, f"{name} has {len(lines)} lines of code"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_credo_rule_prints_the_table(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "credo", "rule", *arguments],
+        capture_output=True, text=True, check=True, env={"COLUMNS": "80", "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    if arguments:
+        rows = json.loads(done.stdout)
+        assert len(rows) == len(table.MODULES)
+        assert all(row["test"].startswith("tests/") for row in rows)
+    else:
+        assert "Newton's method" in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
