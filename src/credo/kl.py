@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError, UnsupportedError
-from credo.families import Atomic, DiagGaussian
+from credo.families import Atomic, DiagGaussian, ExponentialFamily, Gaussian
 from credo.priors import FlatLaplace
 from credo.types import FlatDistribution, Vector
 
@@ -42,14 +42,7 @@ def _register(q: type, p: type) -> Callable[[_AnyTerms], _AnyTerms]:
     return register
 
 
-@_register(DiagGaussian, DiagGaussian)
-def _gaussian_gaussian(q: DiagGaussian, p: DiagGaussian) -> Vector:
-    """½[σ²/s² − 1 − ln(σ²/s²)] + ½(μ − m)²/s²."""
-    # With l = ln(σ/s) the first bracket is expm1(2l) − 2l: exact also where q is nearly p, where
-    # the bracket as written would be nothing but rounding error.
-    log_ratio = (q.scale / p.scale).log()
-    distance = (q.mean - p.mean) / p.scale
-    return 0.5 * torch.expm1(2 * log_ratio) - log_ratio + 0.5 * distance.square()
+_register(DiagGaussian, DiagGaussian)(DiagGaussian.kl_terms)
 
 
 @_register(DiagGaussian, FlatLaplace)
@@ -62,7 +55,7 @@ def _gaussian_laplace(q: DiagGaussian, p: FlatLaplace) -> Vector:
 
 
 def has_closed_form(q: FlatDistribution, p: FlatDistribution) -> bool:
-    """Whether `kl` and `kl_terms` know KL(q‖p) exactly."""
+    """Whether `kl_terms` knows KL(q‖p) weight by weight."""
     return (type(q), type(p)) in _CLOSED_FORMS
 
 
@@ -89,7 +82,8 @@ def kl(q: FlatDistribution, p: FlatDistribution) -> Tensor:
         KL = ½ Σ [(σ² + (μ − m)²)/s² − 1 + ln(s²/σ²)]
 
     μ, σ are ``q.mean``, ``q.scale``; m, s are ``p.mean``, ``p.scale``. Against Laplace the
-    expectation of |θ| is an error function. Other pairs raise `UnsupportedError`, and
+    expectation of |θ| is an error function. Two members of one exponential family know their own
+    KL, and any Gaussian q has one to a diagonal p. Other pairs raise `UnsupportedError`, and
     `kl_monte_carlo` serves them; it is not called in secret, because an estimate needs a number
     of samples, a generator, and a standard error to be believed.
 
@@ -98,7 +92,18 @@ def kl(q: FlatDistribution, p: FlatDistribution) -> Tensor:
     >>> kl(q, p)
     tensor(0.5000)
     """
+    if not has_closed_form(q, p):
+        if isinstance(q, ExponentialFamily) and type(q) is type(p):
+            return q.kl(p)
+        if isinstance(q, Gaussian) and isinstance(p, DiagGaussian):
+            _check_sizes(q, p)
+            return -q.entropy() - _expected_log_prob(q, p)
     return kl_terms(q, p).sum()
+
+
+def _expected_log_prob(q: Gaussian, p: DiagGaussian) -> Tensor:
+    """E_q ln p of a diagonal p: it asks of q the mean and the variances alone."""
+    return p.log_prob(q.mean) - 0.5 * (q.variance / p.variance).sum()
 
 
 def kl_per_segment(q: FlatDistribution, p: FlatDistribution, sizes: Sequence[int]) -> Tensor:

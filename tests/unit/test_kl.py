@@ -13,7 +13,7 @@ from torch import distributions
 
 from credo import kl as kl_module
 from credo.errors import DataError, UnsupportedError
-from credo.families import Delta, DiagGaussian, Empirical
+from credo.families import Delta, DiagGaussian, Empirical, FullGaussian, Gamma
 from credo.kl import has_closed_form, kl, kl_monte_carlo, kl_per_segment, kl_terms
 from credo.priors import FlatLaplace, Laplace, Normal, ScaleMixture
 from credo.types import Segment
@@ -169,3 +169,19 @@ def test_monte_carlo_in_bounded_memory_draws_as_many(monkeypatch: pytest.MonkeyP
 def test_monte_carlo_needs_two_samples() -> None:
     with pytest.raises(DataError, match="at least 2"):
         kl_monte_carlo(random_gaussian(0), random_gaussian(1), 1)
+
+
+def test_families_of_one_kind_and_gaussians_against_a_diagonal_have_a_closed_form() -> None:
+    """Against torch.distributions, and the Gaussian of full precision against a diagonal one."""
+    root = torch.tensor([[1.0, 0.0], [0.7, 1.3]], dtype=torch.float64)
+    mean, other = torch.tensor([0.3, -1.0]).double(), torch.tensor([1.0, 2.0]).double()
+    full, scale = FullGaussian(mean, root @ root.mT), torch.tensor([0.5, 2.0]).double()
+    theirs = torch.distributions.MultivariateNormal(mean, precision_matrix=root @ root.mT)
+    diagonal = torch.distributions.MultivariateNormal(other, torch.diag(scale.square()))
+    expected = torch.distributions.kl_divergence(theirs, diagonal)
+    torch.testing.assert_close(kl(full, DiagGaussian(other, scale)), expected)
+    gammas = [(torch.tensor([1.5, 3.0]).double(), torch.tensor([2.0, 0.5]).double()) for _ in "qp"]
+    gammas[1] = (gammas[1][0] + 1, gammas[1][1] * 2)
+    q, p = (torch.distributions.Gamma(*pair) for pair in gammas)
+    expected = torch.distributions.kl_divergence(q, p).sum()
+    torch.testing.assert_close(kl(Gamma(*gammas[0]), Gamma(*gammas[1])), expected)

@@ -91,7 +91,7 @@ def is_nonsense(family: str, expectation: str, curvature: str) -> bool:
 
 @pytest.mark.parametrize(
     ("family", "expectation", "curvature"),
-    itertools.product(FAMILIES, EXPECTATIONS, CURVATURES),
+    list(itertools.product(FAMILIES, EXPECTATIONS, CURVATURES)),
 )
 def test_every_combination_runs_or_is_refused(
     family: str, expectation: str, curvature: str

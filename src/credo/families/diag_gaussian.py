@@ -101,17 +101,21 @@ class DiagGaussian(Gaussian):
         return self.scale.log().sum() + 0.5 * self.size * math.log(2 * math.pi * math.e)
 
     def kl(self, other: Self) -> Tensor:
-        """Σ ½[σ²/s² − 1 − ln(σ²/s²)] + ½(μ − m)²/s², m and s those of ``other``; 0-dim.
+        """The sum of `kl_terms`, 0-dim.
 
         The formula of every exponential family says the same, but cancels where the means are many
         standard deviations from zero.
         """
+        return self.kl_terms(other).sum()
+
+    def kl_terms(self, other: Self) -> Vector:
+        """Each weight's ½[σ²/s² − 1 − ln(σ²/s²)] + ½(μ − m)²/s², m and s those of ``other``."""
         self.check_same_family(other)
+        # With l = ln(σ/s) the bracket is expm1(2l) − 2l: exact also where the two are nearly
+        # equal, where as written it would be nothing but rounding error.
         log_ratio = (self.scale / other.scale).log()
         distance = (self.mean - other.mean) / other.scale
-        # expm1, because the bracket as written is rounding error where the two are nearly equal.
-        terms = 0.5 * torch.expm1(2 * log_ratio) - log_ratio + 0.5 * distance.square()
-        return terms.sum()
+        return 0.5 * torch.expm1(2 * log_ratio) - log_ratio + 0.5 * distance.square()
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
         """mean + scale·ε, differentiable in mean and scale: (n, P)."""
