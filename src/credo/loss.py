@@ -127,12 +127,14 @@ class Loss:
         """∇ℓ(θ) and ∇²ℓ(θ)v, both (P,), by one double backward pass."""
         leaf = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.value(leaf), leaf, create_graph=True)
+        if not gradient.requires_grad:  # a linear loss
+            return gradient, torch.zeros_like(vector)
         (product,) = torch.autograd.grad(gradient, leaf, vector, materialize_grads=True)
         return gradient.detach(), product
 
     def hessian_diagonal(self, theta: Vector) -> Vector:
         """The diagonal of ∇²ℓ(θ), (P,), by P Hessian products: exact, and for small P only."""
-        _, product = torch.func.vjp(torch.func.grad(self.value), theta.detach())
+        product = torch.func.vjp(torch.func.grad(self.value), theta.detach())[1]
         basis = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         found: Vector = torch.func.vmap(lambda v: product(v)[0] @ v, chunk_size=_PRODUCTS)(basis)
         return found

@@ -266,7 +266,7 @@ def test_topics_on_the_full_batch_at_rate_one_are_coordinate_ascent():
             for token, row in zip(tokens, assigned, strict=True):
                 reference[:, token] += row
         topics = model.update(topics, counts)
-        assert close(topics.concentration, reference, 1e-9)  # where the loops stop: 1e-12 · gain
+        assert close(topics.concentration, reference)
 
 
 def test_documents_are_scikit_learns_transform():
@@ -274,8 +274,8 @@ def test_documents_are_scikit_learns_transform():
     topics = near(truth)
     documents, words = topic_model(**CONVERGED).local_factors(topics, counts)
     expected = scikit_learn_topics(topics.concentration).transform(counts.numpy())
-    # Both start from equal shares and stop within 1e-12 words of one optimum.
-    assert close(documents.mean, expected)
+    # Both start from equal shares and stop at one optimum; scikit-learn's digamma is a fast one.
+    assert close(documents.mean, expected, 1e-8)
     assert words.probs.shape == (30, 12, 3)
 
 
@@ -283,7 +283,7 @@ def test_the_bound_of_topics_is_scikit_learns_score():
     counts, truth = corpus(30)
     topics = near(truth)
     expected = scikit_learn_topics(topics.concentration).score(counts.numpy())
-    assert close(topic_model(**CONVERGED).elbo(topics, counts), expected)
+    assert close(topic_model(**CONVERGED).elbo(topics, counts), expected, 1e-8)
 
 
 def test_topics_on_minibatches_are_scikit_learns():
@@ -297,7 +297,7 @@ def test_topics_on_minibatches_are_scikit_learns():
     for t, batch in enumerate(counts.split(12) * 2):
         topics = model.update(topics, batch, robbins_monro(t + 4, 0.8), num_documents=60)
         reference.partial_fit(batch.numpy())
-        # scikit-learn starts each document at random; both stop within 1e-12 of the optimum.
+        # It starts each document at random, but ends at the same optimum.
         assert close(topics.concentration, reference.components_, 1e-8)
 
 
@@ -424,6 +424,11 @@ def test_priors_and_sizes_that_do_not_fit_are_refused_by_name():
         model.update(model.init(X, seeded(0)), X, 0.5, num_data=2)
     with pytest.raises(DataError, match="a row for each of the 2 components"):
         model.init(X[:1])
+    with pytest.raises(DataError, match="the prior must be over"):
+        vmp.normal_model(X, MEAN_PRIOR, Gamma(tensor([[1.0]]), tensor([[1.0]])))
+    for bad in ({"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": math.nan}):
+        with pytest.raises(DataError, match="sweeps must be"):
+            topic_model(**bad)
 
 
 # --- the Bayesian mixture of Gaussians ------------------------------------------------------------
@@ -469,16 +474,15 @@ def test_a_bayesian_mixture_is_that_of_scikit_learn():
     reference.means_ = components.mean.numpy()
     reference.degrees_of_freedom_ = 2 * components.shape[:, 0].numpy()
     reference.precisions_cholesky_ = (components.shape / components.rate).sqrt()[..., None].numpy()
-    for _ in range(25):
+    for _ in range(15):
         reference._m_step(x.numpy(), reference._e_step(x.numpy())[1])
         weights, components = state = model.update(state, x)
-        # The 1e-10 of rounding grows over 25 steps of a map that is slow to contract.
-        assert close(weights.concentration, reference.weight_concentration_, 1e-9)
-        assert close(components.mean, reference.means_, 1e-9)
-        assert close(components.count[:, 0], reference.mean_precision_, 1e-9)
-        assert close(2 * components.shape[:, 0], reference.degrees_of_freedom_, 1e-9)
-        assert close((components.rate / components.shape)[..., None], reference.covariances_, 1e-9)
-    assert close(model.with_labels(state, x)[0].probs, reference.predict_proba(x.numpy()), 1e-9)
+        assert close(weights.concentration, reference.weight_concentration_)
+        assert close(components.mean, reference.means_)
+        assert close(components.count[:, 0], reference.mean_precision_)
+        assert close(2 * components.shape[:, 0], reference.degrees_of_freedom_)
+        assert close((components.rate / components.shape)[..., None], reference.covariances_)
+    assert close(model.with_labels(state, x)[0].probs, reference.predict_proba(x.numpy()))
 
 
 def test_the_bound_of_a_mixture_is_its_average_over_draws():
@@ -536,15 +540,17 @@ def test_coordinate_ascent_never_lowers_the_bound_of_a_mixture_and_stays_below_t
 def test_a_stochastic_mixture_reaches_coordinate_ascents_bound():
     x, model = clusters(200), mixture_model(3, 2)
     state = best = model.init(x, seeded(4))
-    for _ in range(60):
+    for _ in range(30):
         best = model.update(best, x)
     order = seeded(5)
-    for epoch in range(15):
+    for epoch in range(8):
         for index, batch in enumerate(x[torch.randperm(200, generator=order)].split(40)):
             rate = robbins_monro(5 * epoch + index, 0.7)
             state = model.update(state, batch, rate, num_data=200)
-    # The last rate, 75^−0.7 = 0.05, leaves noise: under 0.01 nats a row.
-    assert model.elbo(state, x) >= model.elbo(best, x) - 2.0
+    bound, goal = model.elbo(state, x).item(), model.elbo(best, x).item()
+    print(bound, goal)
+    # The last rate, 40^−0.7 = 0.08, leaves noise: under 0.01 nats a row.
+    assert bound >= goal - 2.0
 
 
 # --- expectation maximisation ---------------------------------------------------------------------
@@ -604,13 +610,13 @@ def test_one_em_step_is_that_of_scikit_learn(kind):
 def test_em_never_lowers_the_likelihood_and_ends_where_scikit_learn_does(kind):
     x = clusters(80)
     mixture, likelihoods = starting_mixture(x, kind), []
-    for _ in range(300):
+    for _ in range(150):
         likelihoods.append(mixture.log_prob(x).sum().item())
         mixture = em.update(mixture, x)
     assert likelihoods[-1] > likelihoods[0] + 10
     assert all(after >= before - 1e-10 for before, after in itertools.pairwise(likelihoods))
-    # Both stop where a step changes nothing that float64 can tell.
-    assert agree(mixture, scikit_learn_fit(x, kind, max_iter=300, tol=0.0), 1e-8)
+    # By then a step changes nothing that float64 can tell.
+    assert agree(mixture, scikit_learn_fit(x, kind, max_iter=150, tol=0.0), 1e-10)
 
 
 def test_the_e_step_is_bayes_rule():
@@ -666,7 +672,7 @@ def test_the_m_step_is_the_rule_for_a_gaussian_of_fixed_precision_seen_from_its_
     moved = learner.update(state, Loss.of(loss)).q.mean
     expected = torch.cat(em.maximisation_step(mixture, x, labels).expectation)
     assert not close(eta, expected, 0.05)
-    assert close(moved, expected, 1e-9)
+    assert close(moved, expected)
 
 
 def test_a_component_that_collapses_onto_one_point_is_refused_by_number():

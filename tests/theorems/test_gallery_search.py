@@ -103,6 +103,7 @@ class Trapezoid:
 
     at_mean_only = False
     values_only = False
+    is_grid = True
 
     def points(self, q: Gaussian, generator: Generator) -> Iterator[tuple[float, Tensor]]:
         nodes = torch.linspace(-9, 9, 151, dtype=f64)
@@ -225,11 +226,11 @@ def test_the_ensemble_fits_two_modes_better_than_any_single_gaussian() -> None:
     def divergence(q: GaussianMixture) -> float:
         return float(free_energy(q)) + log_normaliser
 
-    method = NewtonEnsemble(0.2, GaussHermite(10), keep_positive=True)
+    method = NewtonEnsemble(0.1, GaussHermite(24), keep_positive=True)
     components = tuple(DiagGaussian(vector(m), vector(0.8)) for m in (-0.5, 1.0))
     state = method.init(GaussianMixture(vector(0.0), components))
     path = [divergence(state.q)]
-    for _ in range(25):
+    for _ in range(80):
         state = method.update(state, Loss.of(double_well))
         path.append(divergence(state.q))
     assert all(later < sooner + 1e-6 for sooner, later in itertools.pairwise(path))

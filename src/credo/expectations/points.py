@@ -37,6 +37,11 @@ class Expectation(Protocol):
         """Whether the loss is not to be differentiated."""
         ...
 
+    @property
+    def is_grid(self) -> bool:
+        """Whether the points are many and the weights few, so that all are evaluated at once."""
+        ...
+
     def points(self, q: Gaussian, generator: Generator) -> Iterator[tuple[float, Vector]]:
         """Weights, which sum to one, and points (P,)."""
         ...

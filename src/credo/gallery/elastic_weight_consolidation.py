@@ -21,8 +21,8 @@ and, for a diagonal family, its correlations. Where ℓ_A is quadratic and S_A f
     >>> consolidate(task_b, yesterday).mean                              # (4·3 − 4·1)/(4 + 4)
     tensor([1.], dtype=torch.float64)
 
-Reference: Kirkpatrick et al., 2017 (arXiv:1612.00796); Huszár, "Note on the quadratic penalties in
-elastic weight consolidation", 2018 (arXiv:1712.03847).
+Reference: Kirkpatrick et al., 2017 (arXiv:1612.00796); Huszár, "On quadratic penalties in
+elastic weight consolidation", 2017 (arXiv:1712.03847).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class GaussianMixtureModel:
 
     def init(self, x: Tensor, generator: Generator | None = None) -> State:
         """The priors, but with K rows of ``x`` as means: equal components would stay equal."""
-        check_rows("x", x, self.component_prior.mean)
+        check_rows("x", x, self.component_prior.mean[0])
         count = len(self.component_prior.mean)
         if len(x) < count:
             raise DataError(f"x must have a row for each of the {count} components, got {len(x)}")
@@ -98,7 +98,7 @@ class GaussianMixtureModel:
 
     def with_labels(self, state: State, x: Tensor) -> tuple[Categorical, Dirichlet, NormalGamma]:
         """The best q(z) for these weights and components, and them."""
-        check_rows("x", x, self.component_prior.mean)
+        check_rows("x", x, self.component_prior.mean[0])
         odds = x.new_zeros(len(x), len(self.component_prior.mean) - 1)
         labels = Categorical(odds)
         gradient = loss_gradient((labels, *state), 0, self._expected_log_joint(x, scale=1.0))

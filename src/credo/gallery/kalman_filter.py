@@ -19,7 +19,7 @@ at x = the filtered mean. A missing entry of y, given as NaN, adds nothing.
     >>> [q.variance for q in result.filtered]
     [tensor([0.5000]), tensor([1.5000])]
 
-Reference: Kalman, 1960; Khan & Rue, 2021 (arXiv:2107.04562), §5.1.
+Reference: Kalman, 1960; Khan & Rue, 2021 (arXiv:2107.04562).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ leave out the ½, which doubles the precision: FORMULAS H 44.)
     >>> q.mean, q.precision
     (tensor([3.]), tensor([[4.]]))
 
-Reference: Khan & Rue, 2021 (arXiv:2107.04562), §1.3; Bishop, "Pattern recognition and machine
+Reference: Khan & Rue, 2021 (arXiv:2107.04562); Bishop, "Pattern recognition and machine
 learning", 2006, §3.3.
 """
 

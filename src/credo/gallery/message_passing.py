@@ -104,8 +104,9 @@ def normal_model(x: Tensor, mean_prior: DiagGaussian, precision_prior: Gamma) ->
 
     ``x`` is (N, P), both priors are over P coordinates.
     """
-    check_rows("x", x, precision_prior.rate)
     scale = mean_prior.scale
+    check_rows("x", x, precision_prior.rate)
+    check_rows("x", x, scale)
     proper = (scale > 0) & torch.isfinite(scale)
     refuse_unless(proper, scale, "mean_prior", "scale", "positive and finite")
 
@@ -132,12 +133,13 @@ def normal_gamma_model(x: Tensor, prior: NormalGamma) -> ExpectedLogJoint:
 
 
 def check_rows(name: str, rows: Tensor, like: Tensor) -> None:
-    """Raise `DataError` unless ``rows`` is (N, P), N ≥ 1, finite, and like the last dimension."""
-    width = like.shape[-1] if like.dim() else None
-    if rows.dim() != 2 or len(rows) == 0 or rows.shape[1] != width:
+    """Raise `DataError` unless ``rows`` is finite and (N, P), N ≥ 1, where ``like`` is (P,)."""
+    if like.dim() != 1:
+        raise DataError(f"the prior must be over coordinates (P,), got {tuple(like.shape)}")
+    if rows.dim() != 2 or len(rows) == 0 or rows.shape[1] != len(like):
         raise DataError(
-            f"{name} must be (N, {width}) with at least one row, as wide as the prior; got shape "
-            f"{tuple(rows.shape)}"
+            f"{name} must be (N, {len(like)}) with at least one row, as wide as the prior; got "
+            f"shape {tuple(rows.shape)}"
         )
     check_floating(**{name: rows, "prior": like})
     if not bool(torch.isfinite(rows).all()):

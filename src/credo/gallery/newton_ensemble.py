@@ -117,11 +117,15 @@ class NewtonEnsemble:
         self, q: GaussianMixture, component: Gaussian, loss: Loss, generator: Generator
     ) -> tuple[Tensor, Vector, Tensor]:
         """E_{N_k} of f = ℓ + log q, of ∇f (P,), and of ∇²f: (P, P), or (P,) if N_k is diagonal."""
-        dense = isinstance(component, FullGaussian)
-        value, gradient, hessian = q.mean.new_zeros(3).unbind()
-        for share, theta in self.expectation.points(component, generator):
-            slope, bend = ExactHessian().at(loss, theta, component, dense, generator)
-            value = value + share * (loss.value(theta) + q.log_prob(theta))
-            gradient = gradient + share * (slope + q.grad_log_prob(theta))
-            hessian = hessian + share * (bend + q.hessian_log_prob(theta))
-        return value, gradient, hessian
+        points = list(self.expectation.points(component, generator))
+        shares = q.mean.new_tensor([share for share, _ in points])
+        thetas = torch.stack([theta for _, theta in points])
+        average = loss.smoothed(shares, thetas - component.mean)
+        slope, bend = ExactHessian().at(
+            average, component.mean, component, isinstance(component, FullGaussian), generator
+        )
+        return (
+            average.value(component.mean) + shares @ q.log_prob(thetas),
+            slope + shares @ q.grad_log_prob(thetas),
+            bend + torch.tensordot(shares, q.hessian_log_prob(thetas), dims=1),
+        )

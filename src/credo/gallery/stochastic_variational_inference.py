@@ -97,6 +97,11 @@ class TopicModel:
                 "topic_prior must be over (K, V) and document_prior over (K,), got "
                 f"{tuple(topics.shape)} and {tuple(shares.shape)}"
             )
+        if self.sweeps < 1 or not self.tolerance >= 0:
+            raise DataError(
+                "sweeps must be at least 1 and tolerance not negative, got "
+                f"{self.sweeps} and {self.tolerance}"
+            )
 
     def init(self, generator: Generator | None = None) -> Dirichlet:
         """Topics near Dirichlet(1, …, 1) but different: equal topics would stay equal."""
@@ -142,7 +147,7 @@ class TopicModel:
 
     def _check(self, topics: Dirichlet, counts: Tensor) -> None:
         self.topic_prior.check_same_family(topics)
-        check_rows("counts", counts, topics.concentration)
+        check_rows("counts", counts, topics.concentration[0])
         refuse_unless(counts >= 0, counts, "a document", "counts", "zero or more")
 
 
