@@ -243,7 +243,7 @@ def test_a_binary_convolutional_network_learns_and_predicts_with_signs():
     model = Model(net, Categorical(), random=sign_weights)
     assert model.random.size == 8 * 9 + 2 * 128
     biases = model.deterministic.read(model.flat.vector)
-    method = BinaryNetwork(rate=1e-3, temperature=0.1, point_rate=0.1)
+    method = BinaryNetwork(rate=3e-2, temperature=0.1, point_rate=0.1)
     state = method.init(model, len(x))
     for _ in range(60):
         for i in range(0, 256, 64):

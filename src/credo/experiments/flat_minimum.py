@@ -271,8 +271,8 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     steps = torch.arange(len(first["escape"]))
     means, scales = torch.tensor(first["escape"], dtype=torch.float64).T
     way.axhspan(-3.1, first["barrier"], color=PALE, alpha=0.5, linewidth=0)
-    way.text(len(steps) * 0.98, first["barrier"] - 0.08, "basin of the sharp minimum",
-             ha="right", va="top", fontsize=8.5, color=GREY)  # fmt: skip
+    way.text(len(steps) * 0.98, -3.0, "basin of the sharp minimum", ha="right", fontsize=8.5,
+             color=GREY)  # fmt: skip
     way.fill_between(steps, means - scales, means + scales, color=BLUE, alpha=0.25, linewidth=0)
     way.plot(steps, means, color=BLUE)
     way.set(xlabel="step of VON", ylabel="m ± σ", title="Bayes leaves the hole",
@@ -294,11 +294,11 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
         ]  # fmt: skip
         label = f"q resting in the {name} minimum"
         cold.plot(*zip(*chosen, strict=True), "o-", color=colour, label=label)
-    cold.set(xlabel="temperature τ", ylabel="E_q[ℓ] − τH, less that of the flat one",
+    cold.set(xlabel="temperature τ", ylabel="E_q[ℓ] − τH, relative to the flat minimum",
              xscale="log", title="Cold learning prefers depth")  # fmt: skip
     cold.set_xticks([0.02, 0.05, 0.1, 0.2, 0.5, 1], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"])
     cold.minorticks_off()
-    cold.legend(loc="lower right", fontsize=8)
+    cold.legend(loc="upper left", fontsize=8)
     return [save(figure, folder / "flat-minimum.png")]
 
 

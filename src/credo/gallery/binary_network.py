@@ -133,7 +133,11 @@ class BinaryNetwork:
         state.nll = loss.item()
         gradient = flat.gradient(signs, out=weights).mul_(slope).mul_(state.num_data)
         if not bool(gradient.isfinite().all()):
-            raise NonFiniteError(f"the gradient is not finite at step {state.steps}")
+            raise NonFiniteError(
+                f"the gradient is not finite at step {state.steps}, where the loss is {state.nll} "
+                f"and |λ| at most {float(state.q.half_logit.abs().max()):.3g}: lower the rate. A "
+                "relaxed slope grows as e^{2|λ|}; relaxation=None takes none"
+            )
         gradient.sub_(state.prior.half_logit, alpha=self.temperature)
         moved = rule.step(
             state.q, (gradient,), self.rate, temperature=self.temperature,
