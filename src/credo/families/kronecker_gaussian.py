@@ -14,7 +14,7 @@ from torch import Tensor
 from credo.errors import DataError, FileFormatError
 from credo.families.base import check_floating, check_points
 from credo.families.full_gaussian import positive_cholesky
-from credo.families.low_rank_gaussian import StructuredGaussian
+from credo.families.structured_gaussian import StructuredGaussian
 from credo.types import Json, Vector
 
 KroneckerCurvature: TypeAlias = tuple[tuple[Tensor, Tensor], ...]

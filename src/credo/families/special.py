@@ -9,7 +9,7 @@ The differences are what entropies, divergences and inverses are made of, so the
 `trigamma_excess`     ε(a) = a ψ′(a) − 1                 1/(2a) + Σ Bₙ/aⁿ
 ===================== ================================== =======================
 
-with Bernoulli numbers Bₙ, n = 2, 4, …, 14, for a ≥ 16. Below, ψ and ψ′ are taken from a + 16 by
+with Bernoulli numbers Bₙ, n = 2, 4, …, 12, for a ≥ 16. Below, ψ and ψ′ are taken from a + 16 by
 their recurrence: torch's ψ′, which is also the derivative of its ψ, is right to nine digits only.
 
 The inverses `gamma_shape` and `dirichlet_concentration` iterate in float64 without a graph. Their
@@ -30,7 +30,7 @@ from credo.errors import DataError
 from credo.families.base import check_floating
 from credo.families.exponential import refuse_unless
 
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
 _LARGE = 16.0
 _EULER = 0.5772156649015329
 _LOG_SUM_BRACKET = 40.0
