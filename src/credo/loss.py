@@ -149,7 +149,7 @@ class Loss:
         return self.weight * total, self.weight * squared
 
     def gauss_newton(self, theta: Vector) -> Tensor:
-        """w·Σ_i J_iᵀΛ_iJ_i, (P, P), with J_i = ∂f_i/∂θ and Λ_i = −∂² log p/∂f² at f_i = f(x_i; θ)."""
+        """w·Σ_i J_iᵀΛ_iJ_i, (P, P), with J_i = ∂f_i/∂θ and Λ_i = −∂² log p/∂f² at f_i."""
         if self.outputs is None or self.likelihood is None:
             raise UnsupportedError(
                 "Gauss–Newton needs to know what of the loss is the network and what the "

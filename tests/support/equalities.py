@@ -9,7 +9,7 @@ comparisons saw (relative to the larger of 1 and the expected value) next to wha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,10 @@ def _watching(original: Callable[..., None], test: str) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def _measure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _measure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     test = request.node.nodeid.split("[")[0]
     for module, name in ((torch.testing, "assert_close"), (np.testing, "assert_allclose")):
         monkeypatch.setattr(module, name, _watching(getattr(module, name), test))
-    yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -28,6 +28,7 @@ from credo.gallery import (
     kalman_filter,
     linear_regression,
     rts_smoother,
+    state_space,
 )
 from credo.gallery import elastic_weight_consolidation as consolidation
 from credo.learner import Learner, Step
@@ -154,13 +155,13 @@ def test_linear_regression_refuses_what_does_not_fit(reason: str, changed: Any) 
 STATES, MEASURED, TIMES = 3, 2, 6
 
 
-def tracking(singular: bool = False) -> kalman_filter.LinearGaussianModel:
+def tracking(singular: bool = False) -> state_space.LinearGaussianModel:
     turn = torch.linalg.qr(randn(20, STATES, STATES)).Q
     noise = spread(21, STATES)
     if singular:
         kick = randn(21, STATES, 1)
         noise = kick @ kick.mT
-    return kalman_filter.LinearGaussianModel(
+    return state_space.LinearGaussianModel(
         0.9 * turn, noise, randn(22, MEASURED, STATES), spread(23, MEASURED)
     )
 
@@ -196,7 +197,7 @@ def test_the_kalman_filter_is_josephs_form() -> None:
 
 
 def joint(
-    model: kalman_filter.LinearGaussianModel, prior: FullGaussian, times: int
+    model: state_space.LinearGaussianModel, prior: FullGaussian, times: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean and covariance of all states, the stacked C, and the stacked R."""
     eye = torch.eye(times, dtype=torch.float64)
@@ -268,7 +269,7 @@ def test_a_filter_without_observations_only_predicts() -> None:
 def test_a_far_origin_costs_the_filter_and_smoother_no_digits() -> None:
     """A random walk seen from 1e6 away is the same walk, but for rounding of the numbers given."""
     one = torch.eye(2, dtype=torch.float64)
-    model = kalman_filter.LinearGaussianModel(one, 0.1 * one, one, spread(27, 2))
+    model = state_space.LinearGaussianModel(one, 0.1 * one, one, spread(27, 2))
     observations, far = randn(28, 50, 2), 2.0**20
     here, there = (
         rts_smoother.smooth(
@@ -311,12 +312,12 @@ def test_the_kalman_filter_refuses_what_does_not_fit(reason: str, changed: Any) 
         kalman_filter.filter(
             prior=given.pop("prior"),
             observations=given.pop("observations"),
-            model=kalman_filter.LinearGaussianModel(**given),
+            model=state_space.LinearGaussianModel(**given),
         )
 
 
 def test_a_singular_prediction_is_never_passed_on_as_a_gaussian() -> None:
-    still = kalman_filter.LinearGaussianModel(OUTER, 0 * TWO, TWO, TWO)
+    still = state_space.LinearGaussianModel(OUTER, 0 * TWO, TWO, TWO)
     with pytest.raises(DataError, match="transition_noise, must be positive definite"):
         kalman_filter.predict(still, SMALL)
     with pytest.raises(DataError, match="model has 2 states"):
@@ -325,7 +326,7 @@ def test_a_singular_prediction_is_never_passed_on_as_a_gaussian() -> None:
 
 def test_badly_scaled_units_are_not_taken_for_singular_noise() -> None:
     units = torch.diag(torch.tensor([1e-12, 1e12], dtype=torch.float64))
-    model = kalman_filter.LinearGaussianModel(TWO, units, TWO, units)
+    model = state_space.LinearGaussianModel(TWO, units, TWO, units)
     result = kalman_filter.filter(model, FullGaussian(torch.zeros(2).double(), units), TWO)
     assert bool(result.filtered[-1].variance.isfinite().all())
 
@@ -640,6 +641,6 @@ def test_a_penalty_needs_a_fixed_yesterday() -> None:
 def test_evidence_of_one_observation_is_its_density() -> None:
     """The smallest case by hand: x ~ N(0, 1), y = x + N(0, 1), so y ~ N(0, 2)."""
     one = torch.eye(1).double()
-    model = kalman_filter.LinearGaussianModel(one, one, one, one)
+    model = state_space.LinearGaussianModel(one, one, one, one)
     result = kalman_filter.filter(model, FullGaussian(torch.zeros(1).double(), one), 3 * one)
     close(result.log_evidence, -0.5 * math.log(4 * math.pi) - 9 / 4)

@@ -104,7 +104,7 @@ class MonteCarlo:
 
 @dataclass(frozen=True)
 class GaussHermite:
-    """A product grid of ``order`` nodes along each axis of q: order^P points, so for few weights."""
+    """A product grid of ``order`` nodes along each axis of q: order^P points, for few weights."""
 
     order: int = 16
 
@@ -122,8 +122,7 @@ class GaussHermite:
         nodes, weights = gauss_hermite(self.order, like=q.mean)
         grid = torch.cartesian_prod(*[nodes] * q.size).reshape(-1, q.size)
         shares = torch.cartesian_prod(*[weights] * q.size).reshape(-1, q.size).prod(-1)
-        for share, point in zip(shares.tolist(), q.mean + grid @ _spread(q).mT, strict=True):
-            yield share, point
+        yield from zip(shares.tolist(), q.mean + grid @ _spread(q).mT, strict=True)
 
 
 def _spread(q: Gaussian) -> Tensor:

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from credo.errors import ConvergenceError
-from credo.experiments.experiment import Experiment, Settings, Verdict, summarise
 from credo.expectations import GaussHermite
+from credo.experiments.experiment import Experiment, Settings, Verdict, summarise
 from credo.families import DiagGaussian, FixedGaussian, FullGaussian
 from credo.gallery.gradient_descent import gradient_descent
 from credo.gallery.laplace import laplace
@@ -250,7 +250,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     theta = torch.linspace(-3.1, 3.1, 800, dtype=torch.float64)
     smooth = shape.smoothed(theta, torch.full_like(theta, first["scale"] ** 2))
     land.plot(theta, shape.value(theta), color=BLACK, label="loss ℓ(θ)")
-    land.plot(theta, smooth, color=BLUE, linestyle="--", label="smoothed loss E_q[ℓ], q* moved to θ")
+    land.plot(
+        theta, smooth, color=BLUE, linestyle="--", label="smoothed loss E_q[ℓ], q* moved to θ"
+    )
     for name, mean, scale, colour, label in (
         ("sharp", first["minima"]["sharp"], first["laplace_scales"]["sharp"], VERMILLION,
          "Laplace at the sharp minimum"),

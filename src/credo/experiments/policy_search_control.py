@@ -76,7 +76,9 @@ def run_one(settings: ControlSettings, seed: int, folder: Path) -> Json:
             "actions": _reinforce(settings, index, track, seed),
         }
         for way, (theta, curve) in learned.items():
-            final = [track.play(policy, theta, key_to_seed(seed, i, 9)) for i in range(FINAL_EPISODES)]
+            final = [
+                track.play(policy, theta, key_to_seed(seed, i, 9)) for i in range(FINAL_EPISODES)
+            ]
             result |= {
                 f"{policy}_{way}_return": float(np.mean(curve)),
                 f"{policy}_{way}_final": float(np.mean([episode.length for episode in final])),
@@ -235,7 +237,7 @@ def _returns_to_go(steps: int, discount: float) -> NDArray[np.float64]:
 EXPERIMENT = Experiment(
     id="004-policy-search",
     paper="004",
-    claim="Slide \"Learning-algorithms from Bayesian principles\": the rule recovers parameter-space "
+    claim='Slide "Learning-algorithms from Bayesian principles": the rule recovers parameter-space '
     "exploration for reinforcement learning. That it learns faster than noise on actions is "
     "said by a paper the slides cite (Rückstieß et al. 2010); tested on CartPole-v1.",
     theorem=False,

@@ -27,8 +27,8 @@ from torch import Generator, Tensor
 from torch.nn.functional import softplus
 
 from credo.errors import ConvergenceError
-from credo.experiments.experiment import Experiment, Settings, Verdict, summarise
 from credo.expectations import GaussHermite
+from credo.experiments.experiment import Experiment, Settings, Verdict, summarise
 from credo.families import FixedGaussian, FullGaussian, Gaussian
 from credo.gallery.gradient_descent import gradient_descent
 from credo.gallery.laplace import laplace

@@ -3,11 +3,11 @@ r"""What the conjugate families share: gamma-type functions without cancellation
 For large a, ψ(a) and ln a agree in their leading digits, and so do ln Γ(a) and Stirling's formula.
 The differences are what entropies, divergences and inverses are made of, so they get functions:
 
-===================== ================================== =======================
-`digamma_minus_log`   δ(a) = ψ(a) − ln a                 −1/(2a) − Σ Bₙ/(n aⁿ)
-`stirling_remainder`  R(a) = ln Γ(a) − Stirling's formula  Σ Bₙ/(n(n−1) aⁿ⁻¹)
-`trigamma_excess`     ε(a) = a ψ′(a) − 1                 1/(2a) + Σ Bₙ/aⁿ
-===================== ================================== =======================
+===================== =================================== =======================
+`digamma_minus_log`   δ(a) = ψ(a) − ln a                  −1/(2a) − Σ Bₙ/(n aⁿ)
+`stirling_remainder`  R(a) = ln Γ(a) − Stirling's formula Σ Bₙ/(n(n−1) aⁿ⁻¹)
+`trigamma_excess`     ε(a) = a ψ′(a) − 1                  1/(2a) + Σ Bₙ/aⁿ
+===================== =================================== =======================
 
 with Bernoulli numbers Bₙ, n = 2, 4, …, 12, for a ≥ 16. Below, ψ and ψ′ are taken from a + 16 by
 their recurrence: torch's ψ′, which is also the derivative of its ψ, is right to nine digits only.

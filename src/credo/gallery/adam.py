@@ -18,7 +18,7 @@ RMSprop gives up.
     >>> from credo.loss import Loss
     >>> method = adam(lr=0.1)
     >>> state = method.init(DiagGaussian(torch.tensor([4.0]), torch.tensor([torch.inf])))
-    >>> method.update(state, Loss.of(lambda x: x.square().sum())).q.mean        # the first step is lr
+    >>> method.update(state, Loss.of(lambda x: x.square().sum())).q.mean    # the first step is lr
     tensor([3.9000])
 """
 
@@ -40,9 +40,7 @@ ENTRY = Entry(
 )
 
 
-def adam(
-    lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-) -> Learner:
+def adam(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Learner:
     """Adam with torch's names and defaults; run it on a `DiagGaussian` of infinite scale."""
     step = Step(
         rate=1.0 - betas[1], mean_rate=lr, momentum=betas[0], damping=eps, root=True, debias=True

@@ -84,9 +84,7 @@ class PolicySearch:
     @property
     def learner(self) -> Learner:
         """The rule for values of a loss alone."""
-        return Learner(
-            MonteCarlo(self.draws, estimator="score"), None, self.step, seed=self.seed
-        )
+        return Learner(MonteCarlo(self.draws, estimator="score"), None, self.step, seed=self.seed)
 
     def init(self, q: Gaussian) -> LearnerState:
         """The state before the first generation."""

@@ -14,7 +14,7 @@ size), and the root repairs the units of the step but makes S useless as a preci
     >>> from credo.loss import Loss
     >>> method = rmsprop(lr=0.1, alpha=0.99, eps=0.0)
     >>> state = method.init(DiagGaussian(torch.tensor([4.0]), torch.tensor([torch.inf])))
-    >>> method.update(state, Loss.of(lambda x: x.square().sum())).q.mean     # the first step is 10·lr
+    >>> method.update(state, Loss.of(lambda x: x.square().sum())).q.mean   # the first step is 10·lr
     tensor([3.])
 """
 

@@ -30,7 +30,8 @@ import torch
 from credo.errors import DataError
 from credo.families import FullGaussian
 from credo.gallery.entry import Entry
-from credo.gallery.kalman_filter import Filtered, LinearGaussianModel
+from credo.gallery.kalman_filter import Filtered
+from credo.gallery.state_space import LinearGaussianModel
 from credo.rule import gaussian_step
 
 ENTRY = Entry(
