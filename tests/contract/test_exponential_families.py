@@ -263,7 +263,7 @@ def test_events_of_another_shape_are_refused(row: Row) -> None:
 
 
 @every_family
-def test_another_family_or_size_is_refused(row: Row) -> None:
+def test_another_family_is_refused(row: Row) -> None:
     q = row.make(0)
     stranger: Any = DiagGaussian(t(0.0), t(1.0))
     if type(stranger) is type(q):

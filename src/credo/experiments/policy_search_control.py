@@ -181,7 +181,8 @@ def _log_odds(policy: Policy, theta: Vector, states: Vector) -> Vector:
 def _search_parameters(
     settings: ControlSettings, index: int, track: _Track, seed: int
 ) -> tuple[Vector, list[float]]:
-    policy, curve = POLICIES[index], []
+    policy = POLICIES[index]
+    curve: list[float] = []
 
     def episode_return(theta: Vector, episode: int) -> float:
         curve.append(track.play(policy, theta, episode).length)
@@ -202,7 +203,8 @@ def _search_parameters(
 def _reinforce(
     settings: ControlSettings, index: int, track: _Track, seed: int
 ) -> tuple[Vector, list[float]]:
-    policy, curve = POLICIES[index], []
+    policy = POLICIES[index]
+    curve: list[float] = []
     dice = np.random.default_rng(seed)
     theta = torch.tensor(0.3 * dice.standard_normal(SIZES[policy]), requires_grad=True)
     optimizer = torch.optim.Adam([theta], lr=settings.lr[index])
@@ -231,7 +233,8 @@ def _reinforce(
 
 def _returns_to_go(steps: int, discount: float) -> NDArray[np.float64]:
     """Σ_{k≥0} γᵏ over the steps that are left, at every step of an episode of ones."""
-    return (1 - discount ** np.arange(steps, 0, -1)) / (1 - discount)
+    left = np.arange(steps, 0, -1, dtype=np.float64)
+    return np.asarray((1 - discount**left) / (1 - discount))
 
 
 EXPERIMENT = Experiment(

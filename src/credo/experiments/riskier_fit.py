@@ -102,7 +102,9 @@ def fit(counts: Tensor, degree: int) -> Fit:
     design = torch.from_numpy(np.polynomial.legendre.legvander(position.numpy(), degree))
     start = _least_squares(design, counts)
     point = _rest(design, counts, start, average=False)
-    posterior = _rest(design, counts, point, average=True)
+    # E_q of an exponential explodes where q is too wide, so q grows into its width.
+    narrow = FullGaussian(point.mean, 9 * point.precision)
+    posterior = _rest(design, counts, narrow, average=True)
     return Fit(design, point, posterior, _log_evidence_bound(design, counts, posterior))
 
 
@@ -225,9 +227,10 @@ def _rest(design: Tensor, counts: Tensor, q: FullGaussian, average: bool) -> Ful
         expected = log_rate.exp()
         gradient = design.mT @ (expected - counts) + prior @ q.mean
         curvature = design.mT @ (expected[:, None] * design) + prior
-        moved = gaussian_step(q, gradient, curvature, rate=0.3)
-        settled = float(gradient @ q.solve(gradient)) < 1e-18
-        if settled and float((moved.precision / q.precision - 1).abs().max()) < 1e-9:
+        moved = gaussian_step(q, gradient, curvature, rate=0.1)
+        settled = float(gradient @ q.solve(gradient)) < 1e-16
+        change = (moved.precision - q.precision).abs().max() / q.precision.abs().max()
+        if settled and float(change) < 1e-10:
             return moved
         q = moved
     raise ConvergenceError("the learning rule still moves after 2000 steps on Poisson counts")

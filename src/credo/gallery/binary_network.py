@@ -1,4 +1,4 @@
-r"""Networks of ±1 weights: the rule for signs, in which BayesBiNN and straight-through are one line.
+r"""Networks of ±1 weights: the rule for signs, of which straight-through is a case.
 
 Every weight w ∈ {−1, +1} has q(w) ∝ e^{λw}, with natural λ = ½ ln(p/(1−p)) and expectation
 μ = E w = tanh λ. For n·E_q[ℓ̄] + τ·KL(q‖q₀), where ∇_μKL(q‖q₀) = λ − λ₀, the rule is

@@ -9,7 +9,9 @@ and the temperature τ is what exploration is worth: 0 lets q shrink around one 
 evolution strategies), more keeps it wide. Returns can't be differentiated, so both expectations are
 score estimates from the draws of a generation,
 
-    E[∇ℓ] ≈ 1/(K−1) Σ_k (ℓ_k − ℓ̄) e_k,   E[∇²ℓ] ≈ 1/(K−1) Σ_k (ℓ_k − ℓ̄)(e_k e_kᵀ − S),   e = S(θ − m)
+    E[∇ℓ] ≈ 1/(K−1) Σ_k (ℓ_k − ℓ̄)e_k,    E[∇²ℓ] ≈ 1/(K−1) Σ_k (ℓ_k − ℓ̄)(e_k e_kᵀ − S),
+
+with e_k = S(θ_k − m).
 
 The mean ℓ̄ of the K independent draws costs no episodes; K − 1 in place of K keeps the estimates
 unbiased, as if each draw's baseline were the mean of the others. The curvature is noisy and of any

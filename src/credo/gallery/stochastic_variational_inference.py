@@ -1,11 +1,11 @@
 r"""Stochastic variational inference, on topics: the rule with a minibatch's gradient.
 
-Where data depend on global parameters β and each on local ones, conjugate ones, ∇_μ of
-−E_q log p(D, β, local) with respect to q(β) is −(λ₀ + Σ_n E T_n): the prior's natural parameter and
-the expected statistics of every example under the best local factors. A minibatch of S among n
-examples estimates the sum without bias, and the rule is
+In a conjugate model with global parameters β and local ones for each example, ∇_μE_q[ℓ] with
+respect to q(β) is −(λ₀ + Σ_i E T_i): the prior's natural parameter, and the expected statistics of
+every example under its best local factors. A minibatch of S among n examples estimates the sum
+without bias, and the rule is
 
-    λ ← (1 − ρ_t)λ + ρ_t(λ₀ + (n/S) Σ_{n∈batch} E T_n),      ρ_t = (t + 1)^−κ,  κ ∈ (½, 1]
+    λ ← (1 − ρ_t)λ + ρ_t(λ₀ + (n/S) Σ_{i∈batch} E T_i),      ρ_t = (t + 1)^−κ,  κ ∈ (½, 1]
 
 Σρ_t = ∞ lets it reach the optimum from anywhere and Σρ_t² < ∞ lets the noise die (Robbins & Monro).
 On the full batch ρ = 1 is coordinate ascent.
