@@ -184,11 +184,15 @@ class KroneckerGaussian(StructuredGaussian):
     def unpack(cls, tensors: Mapping[str, Tensor], meta: Json) -> Self:
         """The inverse of ``pack``; what can't have come from it is a `FileFormatError`."""
         count, size = meta.get("blocks"), meta.get("size")
+        if not isinstance(size, int) or size < 1:
+            raise FileFormatError(
+                f"a stored {cls.__name__} must say its size as a positive integer, got {size!r}"
+            )
         # The number of tensors bounds the count before names are made from it.
         if not isinstance(count, int) or 2 * count + 1 != len(tensors):
             raise FileFormatError(
-                f"a stored KroneckerGaussian has its mean and two factors for each of its blocks; "
-                f"got {len(tensors)} tensors for {count!r} blocks"
+                f"a stored KroneckerGaussian has its mean and two factors for each of its "
+                f"{count!r} blocks; got {sorted(tensors)}"
             )
         names = [(f"left.{index}", f"right.{index}") for index in range(count)]
         if set(tensors) != {"mean", *(name for pair in names for name in pair)}:

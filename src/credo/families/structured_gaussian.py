@@ -82,6 +82,7 @@ class StructuredGaussian(Gaussian):
 
     def grad_log_prob(self, w: Vector) -> Tensor:
         """S(m − w)."""
+        check_points(w, self.size)
         return self.multiply(self.mean - w)
 
     def entropy(self) -> Tensor:
