@@ -145,6 +145,11 @@ def test_list_names_everything(tmp_path):
     assert "003-and" in printed(list_experiments)
 
 
+def test_an_experiment_without_a_verdict_is_listed_as_not_run(monkeypatch):
+    monkeypatch.setattr(ledger, "committed", dict)
+    assert "not run yet" in printed(list_experiments)
+
+
 def test_claims_prefer_local_runs_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     before = {r["id"]: r for r in json.loads(printed(claims, json=True, folder=tmp_path))}

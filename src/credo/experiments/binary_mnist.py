@@ -55,8 +55,8 @@ class BinarySettings(Settings):
     epochs: int
     widths: tuple[int, ...] = (500, 500)
     batch_size: int = 100
-    rate: float = 1e-2
-    temperature: float = 0.01
+    rate: float = 3e-2
+    temperature: float = 3e-3
     logit_scale: float = 3.0
     lr: float = 1e-3
 

@@ -137,7 +137,7 @@ def _qualified(entry: Json) -> str:
 
 
 def _coloured(verdict: str) -> str:
-    return f"[{COLOURS[verdict]}]{verdict}[/]" if verdict else ""
+    return f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]"
 
 
 def _scale_in_words(entry: Json) -> str:

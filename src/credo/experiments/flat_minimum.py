@@ -48,7 +48,7 @@ FINE = (1.0, 0.7, 0.5, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
 
 @dataclass(frozen=True, kw_only=True)
 class FlatSettings(Settings):
-    """``starts`` random points; ``temperatures`` from Bayes down to nearly plain optimisation."""
+    """``starts`` points spread over [−3, 3]; ``temperatures`` from 1, Bayes, to nearly 0."""
 
     net: str = "one weight"
     num_data: int = 0
@@ -151,7 +151,8 @@ def run_one(settings: FlatSettings, seed: int, folder: Path) -> Json:
     gap, *uniforms = torch.rand(1 + settings.starts, generator=generator).double().tolist()
     shape = BowlWithHole(gap=0.05 + 0.25 * gap)
     barrier = shape.barrier()
-    paths, ends = zip(*(optimise(shape, 6.0 * u - 3.0) for u in uniforms), strict=True)
+    starts_at = [6.0 * (i + u) / settings.starts - 3.0 for i, u in enumerate(uniforms)]
+    paths, ends = zip(*(optimise(shape, start) for start in starts_at), strict=True)
     minima = {"sharp": optimise(shape, shape.sharp)[1], "flat": optimise(shape, shape.flat)[1]}
     stays = all(
         abs(end - minima["sharp" if path[0] < barrier else "flat"]) < TOLERANCE
@@ -253,10 +254,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     land.plot(
         theta, smooth, color=BLUE, linestyle="--", label="smoothed loss E_q[ℓ], q* moved to θ"
     )
-    for name, mean, scale, colour, label in (
-        ("sharp", first["minima"]["sharp"], first["laplace_scales"]["sharp"], VERMILLION,
+    for mean, scale, colour, label in (
+        (first["minima"]["sharp"], first["laplace_scales"]["sharp"], VERMILLION,
          "Laplace at the sharp minimum"),
-        ("bayes", first["mean"], first["scale"], BLUE, "q*, where VON rests"),
+        (first["mean"], first["scale"], BLUE, "q*, where VON rests"),
     ):  # fmt: skip
         density = torch.exp(-0.5 * ((theta - mean) / scale).square()) / scale
         land.fill_between(theta, -2.3, -2.3 + 0.33 * density, color=colour, alpha=0.35, label=label)
@@ -333,7 +334,7 @@ EXPERIMENT = Experiment(
     id="004-flat-minimum",
     paper="004",
     claim="Slides 'Optimization vs Bayes' and 'Robustness of Bayes: Example II': the Bayesian "
-    "solution rests where E_q[∇ℓ] = 0 and S = E_q[∇²ℓ], not where ∇ℓ = 0, and seeks flatter minima. "
+    "solution rests where E_q[∇ℓ] = 0 and S = E_q[∇²ℓ], not where ∇ℓ = 0; it seeks flatter minima. "
     "(The slides' loss is a picture; here a bowl with a narrow, slightly deeper hole. Ours: it is "
     "depth against width, so at low temperature the sharp minimum wins.)",
     theorem=False,

@@ -63,6 +63,7 @@ class ControlSettings(Settings):
     temperature: float = 0.1
     batch: tuple[int, int] = (2, 2)
     lr: tuple[float, float] = (0.1, 0.05)
+    start_scale: tuple[float, float] = (0.1, 0.3)
     discount: float = 0.99
 
 
@@ -206,7 +207,8 @@ def _reinforce(
     policy = POLICIES[index]
     curve: list[float] = []
     dice = np.random.default_rng(seed)
-    theta = torch.tensor(0.3 * dice.standard_normal(SIZES[policy]), requires_grad=True)
+    start = settings.start_scale[index] * dice.standard_normal(SIZES[policy])
+    theta = torch.tensor(start, requires_grad=True)
     optimizer = torch.optim.Adam([theta], lr=settings.lr[index])
     while len(curve) + settings.batch[index] <= settings.num_data:
         played = [

@@ -10,12 +10,32 @@ from credo.experiments import (
     and_gradient,
     and_perceptron,
     beta_bernoulli,
+    binary_mnist,
+    flat_minimum,
     initial_rho,
     noise_confidence,
+    policy_search_control,
+    riskier_fit,
+    sequential_inference,
+    sgd_covariance,
+    uncertainty_away,
 )
 from credo.experiments.experiment import Experiment
 
-_MODULES = (and_gradient, and_perceptron, beta_bernoulli, initial_rho, noise_confidence)
+_MODULES = (
+    and_gradient,
+    and_perceptron,
+    beta_bernoulli,
+    initial_rho,
+    noise_confidence,
+    binary_mnist,
+    flat_minimum,
+    policy_search_control,
+    riskier_fit,
+    sequential_inference,
+    sgd_covariance,
+    uncertainty_away,
+)
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {m.EXPERIMENT.id: m.EXPERIMENT for m in _MODULES}
 

@@ -213,7 +213,7 @@ def _covariances(inverse_hessian: Tensor, generator: Generator) -> dict[str, Ten
     return {
         "identity: SGD": one,
         "identity / 100": one / 100,
-        "axes unequal": torch.diag(torch.tensor([1.0, 0.02], dtype=torch.float64)),
+        "axes unequal": torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64)),
         "random": 0.3 * root @ root.mT + 0.03 * one,
         "inverse Hessian": inverse_hessian,
     }
@@ -248,7 +248,8 @@ def _best_gaussian(loss: Loss, q: FullGaussian, grid: GaussHermite) -> FullGauss
     for _ in range(500):
         gradient, curvature = method.estimate(state, loss)
         now = state.q
-        assert isinstance(now, FullGaussian) and curvature is not None
+        assert isinstance(now, FullGaussian)
+        assert curvature is not None
         if max(float(gradient.abs().max()), _distance(curvature, now.precision)) < 1e-10:
             return now
         method.move(state, gradient, curvature)

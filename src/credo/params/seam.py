@@ -270,7 +270,7 @@ def survey(flat: FlatParams, selection: Selection, forward: Callable[[], Any]) -
     recorder = _Recorder({id(flat.parameter_at[s.start]) for s in selection.segments})
     device = flat.vector.device
     with (
-        _buffers_kept(flat.module),
+        buffers_kept(flat.module),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         recorder,
     ):
@@ -307,8 +307,8 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        present = [id(t) for t in _tensors((args, kwargs)) if id(t) in self._watched]
-        if present and any(True for _ in _tensors(result)):
+        present = [id(t) for t in tensors_in((args, kwargs)) if id(t) in self._watched]
+        if present and any(True for _ in tensors_in(result)):
             for parameter in present:
                 use = self._roles(func, args, kwargs).get(parameter)
                 other = _Use(reason=f"used by {resolve_name(func) or func.__name__}")
@@ -329,7 +329,7 @@ class _Recorder(TorchFunctionMode):
             unsupported = unsupported_attention(given)
             if unsupported is not None:
                 reason = f"used by attention with {unsupported}"
-                return {id(t): _Use(reason) for t in _tensors((args, kwargs))}
+                return {id(t): _Use(reason) for t in tensors_in((args, kwargs))}
             pairs = projections(given)
         else:
             return {}
@@ -360,7 +360,8 @@ class _Recorder(TorchFunctionMode):
         return None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -371,11 +372,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
-        yield from _tensors(value)
+        yield from tensors_in(value)
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
+def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Put every buffer back as it was: the same tensor with the same numbers."""
     saved = [
         (owner, name, buffer, buffer.clone())

@@ -1,0 +1,399 @@
+r"""What the natural-gradient optimizers share: draws, harvest, prior, temperature, resume.
+
+Each of them learns q = N(m, diag σ²) by the learning rule for
+
+    n·E_q[ℓ̄(θ)] + τ·KL(q ‖ N(0, 1/p))        equivalently        N·E_q[ℓ̄] + KL,    N = n/τ
+
+where ℓ̄ is the mean loss per example. All of them keep a curvature h per example, from which
+
+    σ² = 1/(N(h + δ)),      δ = p/N
+
+so temperature, augmentation and warm-up enter through N alone: time constants and the size of a
+step don't depend on them, and the resting point is that of the tempered objective, exactly.
+
+====== ==================== ====================================================================
+symbol argument             meaning
+====== ==================== ====================================================================
+n      ``num_data``         training examples, times ``augmentation`` (how many distinct
+                            examples one image is worth under data augmentation)
+τ      ``temperature``      weight of the KL, raised linearly to it over ``kl_warmup`` steps
+p      ``prior_precision``  1/variance of the prior; p/n is what others call weight decay
+m                           the network's own weights: outside of ``sampled()`` they are the mean
+h      ``hess_init``        the curvature's first value; ``state[p]["curvature"]``
+ξ, β   ``lr``, ``betas``    step size; shares that the gradient's and the curvature's averages keep
+γ      ``damping``          added to the mean's denominator only: σ stays the posterior's
+====== ==================== ====================================================================
+
+Noise is a function of (``seed``, step, sample), so nothing is stored to resume exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from credo.errors import (
+    BindingError,
+    CheckpointError,
+    NonFiniteError,
+    UnsupportedError,
+)
+from credo.families import DiagGaussian
+from credo.model import Model
+from credo.noise import source
+from credo.optim.groups import Group, Params, groups_of
+from credo.optim.layout import Layout
+from credo.params import bind
+from credo.posterior import Posterior
+from credo.priors import Normal
+from credo.types import Likelihood, Vector
+
+
+class NaturalOptimizer(Optimizer, ABC):
+    """A `torch.optim.Optimizer` whose weights have a distribution.
+
+    ``params`` is a module (its norm layers become a deterministic group without a prior),
+    parameters, or groups; a group may set any of the options, ``weight_decay`` (p/n) in place of
+    ``prior_precision``, and ``deterministic=True`` for point estimates, which have no prior unless
+    they ask for one. Frozen parameters are left out.
+
+    The loss is a *mean* over examples. Gradients are collected when a ``sampled()`` block ends:
+    clip or unscale them inside of it. Several blocks before ``step()`` are averaged, be they
+    draws or micro-batches of equal size.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ("momentum", "curvature")
+    """What is remembered of each weight; views of flat vectors in ``state``."""
+
+    _unscales: ClassVar[bool] = True
+    """Whether all that a block collects follows from ``.grad``, also after ``unscale_``."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Params, options: Group) -> None:
+        _refuse_several_ranks()
+        groups = groups_of(params, {**options, "deterministic": False})
+        for group in groups:
+            self._check(group)
+        self._is_built = False
+        super().__init__(groups, {"step": 0, "skipped": 0})
+        self._is_built = True
+        self._layout = Layout(params, self.param_groups)
+        like = self._layout.bound().vector
+        self._num_random = self._layout.num_random
+        self._memory = {name: torch.zeros_like(like) for name in self.vectors}
+        for where, group in self._parts():
+            self._memory["curvature"][where] = group["hess_init"]
+        self._point_state_at_memory()
+        self._mean, self._scale, self._eps = (
+            torch.empty_like(like[: self._num_random]) for _ in range(3)
+        )
+        self._noise_now: Vector = self._eps
+        self._gradient, self._scratch = torch.empty_like(like), torch.empty_like(like)
+        self._noise = source(options["draws"], options["seed"])
+        self._samples = 0
+        self._is_sampling = False
+
+    # --- what an optimizer adds -------------------------------------------------------------------
+
+    @abstractmethod
+    def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
+        """Move ``mean`` (a view of the network) and the memory at ``where``.
+
+        ``self._gradient[where]`` is the mean gradient; it may be used up. ``delta`` is δ.
+        """
+
+    def _check(self, group: Group) -> None:
+        """Refuse options that make no sense for this optimizer."""
+
+    def _before_forward(self) -> Any:
+        """A context that surrounds the user's forward and backward passes, or None."""
+        return None
+
+    def _harvest(self, gradient: Vector) -> None:
+        """Collect from a block what is needed besides its ``gradient``."""
+
+    def _average(self, samples: int, unit: float) -> None:
+        """Make what was collected a mean: of ``samples`` blocks, of losses times ``unit``."""
+
+    def _collected(self) -> dict[str, Vector]:
+        """What `_harvest` collected, by name, to be looked at for overflow."""
+        return {}
+
+    # --- the user's side --------------------------------------------------------------------------
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        """The network at a draw of its weights, for one forward and backward pass.
+
+        On leaving the weights are the mean again, whatever happened; after an exception nothing of
+        the block is kept.
+        """
+        if self._is_sampling:
+            raise UnsupportedError(
+                "sampled() inside of sampled(): the weights are a draw already. Leave the first "
+                "block before the next; several blocks before step() are averaged"
+            )
+        flat = self._layout.bound()
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        random = slice(0, self._num_random)
+        self._mean.copy_(flat.vector[random])
+        self._is_sampling = True
+        try:
+            if self._num_random:
+                if not self._samples:
+                    self._write_scale()
+                clock = self.param_groups[0]
+                # The last number is the rank.
+                self._noise_now = self._noise.draw(
+                    self._eps, clock["step"] + clock["skipped"], self._samples, 0
+                )
+                with flat.writing() as vector:
+                    torch.addcmul(self._mean, self._scale, self._noise_now, out=vector[random])
+            around = self._before_forward()
+            if around is None:
+                yield
+            else:
+                with around:
+                    yield
+            with torch.no_grad():
+                self._gather()
+        finally:
+            self._is_sampling = False
+            self._layout.put_back(self._mean)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], Any]) -> Any: ...
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the mean and the scales by what the ``sampled()`` blocks since the last step found.
+
+        With a ``closure``, which computes the loss, calls ``backward`` and returns the loss, the
+        blocks are made here: ``samples`` of them. Returns the mean of their losses.
+        """
+        if self._is_sampling:
+            raise UnsupportedError("step() inside of sampled(): leave the block first")
+        losses = [] if closure is None else self._losses(closure)
+        if not self._samples:
+            raise UnsupportedError(
+                "step() without a draw: compute the loss and call backward inside "
+                "`with optimizer.sampled():`, or give step() a closure"
+            )
+        samples, self._samples = self._samples, 0
+        with torch.no_grad():
+            self._advance(samples)
+        if not losses:
+            return None
+        return losses[0] if len(losses) == 1 else sum(losses[1:], losses[0]) / len(losses)
+
+    def posterior(self, net: nn.Module, likelihood: Likelihood) -> Posterior:
+        """q over the random weights of ``net``, as every method gives it.
+
+        ``net`` is the network that was trained, or one that contains its parameters. Parameters
+        that are deterministic, or that the optimizer does not know, stay what they are.
+        """
+        if self._is_sampling:
+            raise UnsupportedError("posterior() inside of sampled(): leave the block first")
+        flat = bind(net)
+        self._write_scale()
+        scales, precisions = {}, {}
+        for group in self.param_groups:
+            if not group["deterministic"]:
+                for parameter in group["params"]:
+                    scales[id(parameter)] = self._scale[self._layout.place(parameter).slice]
+                    precisions[id(parameter)] = float(group["prior_precision"])
+        if not scales:
+            raise UnsupportedError(
+                "every group is deterministic: there is no distribution to give. The trained "
+                "network itself is the result"
+            )
+        here = {s.name: id(p) for s, p in zip(flat.segments, flat.parameters, strict=True)}
+        missing = len(scales.keys() - here.values())
+        if missing:
+            raise BindingError(
+                f"{missing} of the {len(scales)} random parameters of this optimizer are not in "
+                f"the {type(net).__name__} given: pass the network that was trained"
+            )
+        prior_scales = {n: precisions[i] ** -0.5 for n, i in here.items() if i in precisions}
+        values = set(prior_scales.values())
+        prior = Normal(values.pop()) if len(values) == 1 else Normal.per_layer(prior_scales)
+        model = Model(net, likelihood, prior, random=lambda s: s.name in prior_scales)
+        random = model.random
+        q = DiagGaussian(
+            random.read(flat.vector), torch.cat([scales[here[s.name]] for s in random.segments])
+        )
+        return Posterior.at_network(model, q, draws=self.param_groups[0]["draws"])
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Only the constructor may: the flat vectors are laid out once."""
+        if self._is_built:
+            raise UnsupportedError(
+                "parameters can't be added later, because all live in one flat vector: build a new "
+                "optimizer with all groups, and load_state_dict what it shares with the old one"
+            )
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what ``state_dict()`` gave, also one whose flat order was another.
+
+        The network's weights are the mean, so load them too. Harvests since the last step are lost.
+        """
+        self._refuse_strange_state(state_dict)
+        super().load_state_dict(state_dict)
+        with torch.no_grad():
+            for parameter in self._layout.parameters:
+                for name, memory in self._memory.items():
+                    self._layout.part(memory, parameter).copy_(self.state[parameter][name])
+        self._point_state_at_memory()
+        self._samples = 0
+        clock = self.param_groups[0]
+        self._noise = source(clock["draws"], clock["seed"])
+
+    # --- arithmetic that all share ----------------------------------------------------------------
+
+    @staticmethod
+    def effective_data(group: Group) -> float:
+        """N = n/τ, with the warm-up of τ."""
+        temperature = group["temperature"]
+        if group["kl_warmup"]:
+            temperature *= min(1.0, (group["step"] + 1) / group["kl_warmup"])
+        return float(group["num_data"] * group["augmentation"] / temperature)
+
+    def _write_scale(self) -> None:
+        """σ = 1/√(N(h + δ)) of the random weights."""
+        with torch.no_grad():
+            for where, group in self._parts():
+                if not group["deterministic"]:
+                    n, scale = self.effective_data(group), self._scale[where]
+                    torch.mul(self._memory["curvature"][where], n, out=scale)
+                    scale.add_(group["prior_precision"]).rsqrt_()
+
+    # --- machinery --------------------------------------------------------------------------------
+
+    def _call(self, closure: Callable[[], Any]) -> Any:
+        return closure()
+
+    def _losses(self, closure: Callable[[], Any]) -> list[Any]:
+        losses = []
+        try:
+            for _ in range(self.param_groups[0]["samples"]):
+                with torch.enable_grad(), self.sampled():
+                    losses.append(self._call(closure))
+        except BaseException:
+            self._samples = 0
+            raise
+        return losses
+
+    def _advance(self, samples: int) -> None:
+        unit = self._unit(samples)
+        vectors = [self._gradient, *self._collected().values()]
+        found_inf = getattr(self, "found_inf", None)
+        overflow = found_inf is not None and bool(found_inf)
+        if overflow or not all(_is_finite(vector) for vector in vectors):
+            for group in self.param_groups:
+                group["skipped"] += 1
+            if found_inf is None:
+                self._raise_nonfinite()
+            return
+        if samples * unit != 1.0:
+            self._gradient.div_(samples * unit)
+        self._average(samples, unit)
+        with self._layout.bound().writing() as vector:
+            for where, group in self._parts():
+                delta = group["prior_precision"] / self.effective_data(group)
+                group["step"] += 1
+                self._update(group, vector[where], where, delta)
+
+    def _unit(self, samples: int) -> float:
+        """What `torch.amp.GradScaler` multiplied the loss by, as far as it was not undone."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            return float(scale)
+        if hasattr(self, "found_inf"):  # GradScaler.unscale_ came first
+            inside = samples == 1 and self._unscales and self._layout.holds(self._gradient)
+            if not (inside or bool(self.found_inf)):
+                raise UnsupportedError(
+                    "scaler.unscale_(optimizer) after the sampled() block comes too late: "
+                    f"{type(self).__name__} has taken the gradients already. "
+                    + (
+                        "Unscale, and clip, inside of the (one) block"
+                        if self._unscales
+                        else "Leave unscaling to scaler.step(optimizer)"
+                    )
+                )
+        return 1.0
+
+    def _gather(self) -> None:
+        """Add the gradients of the block; ``.grad`` stays, because GradScaler looks at it."""
+        gradient = self._layout.gather(self._scratch if self._samples else self._gradient)
+        self._harvest(gradient)
+        if self._samples:
+            self._gradient.add_(gradient)
+        self._samples += 1
+
+    def _parts(self) -> Iterator[tuple[slice, Group]]:
+        """Every group with its place in the flat vectors."""
+        return zip(self._layout.slices, self.param_groups, strict=True)
+
+    def _point_state_at_memory(self) -> None:
+        for parameter in self._layout.parameters:
+            self.state[parameter] = {
+                name: self._layout.part(memory, parameter) for name, memory in self._memory.items()
+            }
+
+    def _refuse_strange_state(self, state_dict: dict[str, Any]) -> None:
+        groups = state_dict.get("param_groups", [])
+        sizes, expected = (
+            [len(group["params"]) for group in some] for some in (groups, self.param_groups)
+        )
+        if sizes != expected:
+            raise CheckpointError(
+                f"the state has groups of {sizes} parameters, this optimizer of {expected}"
+            )
+        indices = [index for group in groups for index in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for index, parameter in zip(indices, parameters, strict=True):
+            stored = state_dict["state"].get(index, {})
+            found = {name: tuple(t.shape) for name, t in stored.items() if isinstance(t, Tensor)}
+            wanted = dict.fromkeys(self.vectors, tuple(parameter.shape))
+            if found != wanted:
+                raise CheckpointError(
+                    f"parameter {index} needs state {wanted}, but the stored one has {found}: it "
+                    f"belongs to another network or is not of {type(self).__name__}"
+                )
+
+    def _raise_nonfinite(self) -> None:
+        step = self.param_groups[0]["step"]
+        for name, vector in (("gradient", self._gradient), *self._collected().items()):
+            where = self._layout.first_nonfinite(vector)
+            if where is not None:
+                raise NonFiniteError(
+                    f"the {name} of {where} is not finite at step {step}; weights and state are "
+                    "those of the step before. Lower lr, or raise prior_precision or hess_init, "
+                    "which makes the draws smaller"
+                )
+
+
+def _is_finite(vector: Vector) -> bool:
+    # A sum is one cheap pass; it may overflow where no number is infinite.
+    return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
+
+
+def _refuse_several_ranks() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+        if ranks > 1:
+            raise UnsupportedError(
+                f"natural-gradient optimizers run in one process, not {ranks}: DDP would average "
+                "the gradients before their products with the noise are taken, and the curvature "
+                "would come out too small"
+            )

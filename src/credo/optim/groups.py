@@ -1,0 +1,160 @@
+"""What an optimizer is given: a module, parameters or groups, with options that are checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any, TypeAlias, get_args
+
+from torch import Tensor, nn
+
+from credo.checks import finite, positive
+from credo.errors import DataError
+from credo.noise import Draws
+from credo.params import bind
+from credo.params.selection import is_norm
+
+Group: TypeAlias = dict[str, Any]
+Params: TypeAlias = nn.Module | Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
+"""A module, its parameters (with names or without), or groups of them."""
+
+_RESERVED = ("params", "param_names", "name", "weight_decay")
+
+
+def groups_of(params: Params, options: Group) -> list[Group]:
+    """One dictionary for each group, with every option set and checked.
+
+    A module's norm layers become a deterministic group. Deterministic groups have no prior unless
+    they say so. Frozen parameters are left out.
+    """
+    groups = [_settled(group, options) for group in _raw_groups(params)]
+    if not any(group["params"] for group in groups):
+        raise DataError(
+            "there are no floating parameters with requires_grad=True to optimise: unfreeze some, "
+            "and note that a generator such as net.parameters() can be used up only once"
+        )
+    for group in groups:
+        check_options(group)
+    return groups
+
+
+def holder_of(groups: list[Group]) -> nn.Module:
+    """A module that holds the groups' very parameters, one group after the other."""
+    holder, index = nn.Module(), 0
+    for group in groups:
+        names = group.get("param_names") or [None] * len(group["params"])
+        for name, parameter in zip(names, group["params"], strict=True):
+            # Into the dictionary, because names such as "0.weight" can't be attributes.
+            holder._parameters[name or f"parameter {index}"] = parameter
+            index += 1
+    return holder
+
+
+def check_options(group: Mapping[str, Any]) -> None:
+    """Raise `DataError` for the first option that is not what it has to be."""
+    check_data(group)
+    positive("temperature", group["temperature"])
+    for name in ("lr", "damping", "prior_precision", "hess_init"):
+        if finite(name, group[name]) < 0:
+            raise DataError(f"{name} must not be negative, but it is {group[name]!r}")
+    for name, least in (("samples", 1), ("kl_warmup", 0), ("seed", 0)):
+        value = group[name]
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise DataError(f"{name} must be a whole number, {least} or more, not {value!r}")
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise DataError(f"betas must be two numbers, of gradient and curvature, not {betas!r}")
+    for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+        if not 0 <= finite(name, beta) < 1:
+            raise DataError(f"{name} must be at least 0 and below 1, but it is {beta!r}")
+    for name in ("deterministic", "debias"):
+        if not isinstance(group[name], bool):
+            raise DataError(f"{name} must be True or False, not {group[name]!r}")
+    if group["draws"] not in get_args(Draws):
+        raise DataError(f"draws={group['draws']!r} is unknown; choose from {get_args(Draws)}")
+    if not group["deterministic"] and not group["prior_precision"] > 0:
+        raise DataError(
+            "prior_precision (or weight_decay) must be positive where weights are random: with 0 "
+            "there is no prior and the posterior may not exist. Point estimates: deterministic=True"
+        )
+
+
+def check_data(group: Mapping[str, Any]) -> None:
+    """Raise `DataError` unless the number of examples is known."""
+    if group["num_data"] is None:
+        raise DataError(
+            "num_data is missing: the number of training examples says how much the data weigh "
+            "against the prior and how wide the posterior is, and a batch can't tell it. Pass "
+            "num_data=len(train_set)"
+        )
+    for name in ("num_data", "augmentation"):
+        positive(name, group[name])
+
+
+def _raw_groups(params: Params) -> list[Group]:
+    if isinstance(params, nn.Module):
+        flat = bind(params)
+        parts: dict[bool, list[Tensor]] = {False: [], True: []}
+        for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
+            parts[is_norm(segment)].append(parameter)
+        return [
+            {"params": some, **({"deterministic": True} if norm else {})}
+            for norm, some in parts.items()
+            if some
+        ]
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise DataError(
+            "params must be a module, an iterable of parameters or a list of groups, not a "
+            f"{type(params).__name__}"
+        )
+    given: list[Any] = list(params)
+    if given and all(isinstance(item, Mapping) for item in given):
+        return [dict(item) for item in given]
+    return [{"params": given}]
+
+
+def _settled(group: Group, options: Group) -> Group:
+    """The group with names apart, frozen parameters left out, defaults and its prior filled in."""
+    unknown = [key for key in group if key not in options and key not in _RESERVED]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [*options, *_RESERVED], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {sorted(options)}"
+        raise DataError(f"a parameter group has the unknown option {unknown[0]!r}{hint}")
+    if "params" not in group:
+        raise DataError('a parameter group needs "params"')
+    items = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    named = [item if isinstance(item, tuple) else (None, item) for item in items]
+    for _, parameter in named:
+        if not isinstance(parameter, Tensor):
+            raise DataError(f"params must hold tensors, not {type(parameter).__name__}")
+    kept = [(name, p) for name, p in named if p.requires_grad and p.is_floating_point()]
+    settled = {**options, **group, "params": [p for _, p in kept]}
+    if kept and all(name is not None for name, _ in kept):
+        settled["param_names"] = [name for name, _ in kept]
+    _settle_prior(settled, group)
+    return settled
+
+
+def _settle_prior(settled: Group, group: Group) -> None:
+    """Leave ``prior_precision`` alone, of it and ``weight_decay`` = p/n."""
+    if "prior_precision" in group and "weight_decay" in group:
+        refuse_both(group["prior_precision"], group["weight_decay"])
+    decay = settled.pop("weight_decay", None)
+    if "prior_precision" in group:
+        return
+    if "weight_decay" not in group and settled["deterministic"] is True:
+        settled["prior_precision"] = 0.0
+    elif decay is not None:
+        if finite("weight_decay", decay) < 0:
+            raise DataError(f"weight_decay must not be negative, but it is {decay!r}")
+        check_data(settled)
+        settled["prior_precision"] = decay * settled["num_data"] * settled["augmentation"]
+
+
+def refuse_both(prior_precision: object, weight_decay: object) -> None:
+    """The error for a prior that is given twice."""
+    raise DataError(
+        "prior_precision and weight_decay = prior_precision/num_data say the same thing: give one "
+        f"of them, not both {prior_precision!r} and {weight_decay!r}"
+    )

@@ -1,0 +1,197 @@
+r"""VON: variational online Newton, with the true diagonal of the Hessian.
+
+    θ = m + σε,   σ² = 1/(N(h + δ)),        ḡ = ∇ℓ̄(θ),  ĥ = diag ∇²ℓ̄(θ)
+    h ← h + x + x²/(2(h + δ)),              x = (1 − β₂)(ĥ − h)
+    g ← β₁g + (1 − β₁)(ḡ + δm)
+    m ← m − ξ g/((1 − β₁ᵗ)(h + δ + γ))
+
+Its resting point is the best q of all Gaussians with independent weights: E_q[∇ℓ̄] + δm = 0 and
+h = E_q[diag ∇²ℓ̄]. The price is the Hessian: ``hessian="exact"`` takes P Hessian products a draw
+and is meant for small networks and for checking the others; ``"hutchinson"`` takes ``probes`` of
+them, v∘(∇²ℓ̄ v) for random signs v, unbiased but noisy. The second-order term keeps h + δ positive
+where the loss is not convex.
+
+A Hessian needs the loss with its graph, so ``optimizer.backward(loss)`` takes the place of
+``loss.backward()``, and a closure for ``step`` returns the loss *without* a backward pass.
+
+Symbols and arguments: `credo.optim.base`. Reference: Khan et al., 2018 (arXiv:1806.04854); the
+positive step is Lin et al., 2020.
+
+    >>> import torch, credo.optim
+    >>> net = torch.nn.Linear(2, 1).double()
+    >>> opt = credo.optim.VON(net, lr=0.5, num_data=10, betas=(0.0, 0.5))
+    >>> x, y = torch.randn(10, 2).double(), torch.randn(10, 1).double()
+    >>> for _ in range(50):
+    ...     with opt.sampled():
+    ...         opt.backward(0.5 * (net(x) - y).square().mean())
+    ...     opt.step()
+    >>> q = opt.posterior(net, credo.likelihoods.Gaussian(1.0)).q
+    >>> bool(torch.allclose(q.precision[:2], x.square().sum(0) + 1.0))
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from credo.checks import positive
+from credo.errors import DataError, UnsupportedError
+from credo.noise import Draws, key_to_seed
+from credo.optim.base import NaturalOptimizer
+from credo.optim.groups import Group, Params
+from credo.optim.ivon import absorb_curvature_
+from credo.types import Vector
+
+_PRODUCTS = 256
+"""How many Hessian products are taken at once."""
+
+
+class VON(NaturalOptimizer):
+    """Variational online Newton; the symbols are in the module's docstring."""
+
+    _unscales = False
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.1,
+        num_data: float | None = None,
+        *,
+        betas: tuple[float, float] = (0.9, 0.9),
+        prior_precision: float = 1.0,
+        hess_init: float = 1.0,
+        damping: float = 0.0,
+        hessian: Literal["exact", "hutchinson"] = "exact",
+        probes: int = 1,
+        debias: bool = True,
+        temperature: float = 1.0,
+        augmentation: float = 1.0,
+        kl_warmup: int = 0,
+        samples: int = 1,
+        draws: Draws = "table",
+        seed: int = 0,
+    ) -> None:
+        if hessian not in ("exact", "hutchinson"):
+            raise DataError(f'hessian must be "exact" or "hutchinson", not {hessian!r}')
+        if not isinstance(probes, int) or probes < 1:
+            raise DataError(f"probes must be a whole number, 1 or more, not {probes!r}")
+        options: Group = {
+            "lr": lr,
+            "num_data": num_data,
+            "betas": betas,
+            "prior_precision": prior_precision,
+            "hess_init": hess_init,
+            "damping": damping,
+            "debias": debias,
+            "temperature": temperature,
+            "augmentation": augmentation,
+            "kl_warmup": kl_warmup,
+            "samples": samples,
+            "draws": draws,
+            "seed": seed,
+        }
+        super().__init__(params, options)
+        self.hessian, self.probes = hessian, probes
+        self._diagonal = torch.zeros_like(self._gradient)
+        self._block = torch.zeros_like(self._gradient)
+        self._backwards = 0
+
+    def _check(self, group: Group) -> None:
+        positive("hess_init", group["hess_init"])
+
+    def backward(self, loss: Tensor) -> None:
+        """Add ∇loss to ``.grad`` and the Hessian's diagonal to what the block collects."""
+        if not self._is_sampling:
+            raise UnsupportedError("backward() belongs inside `with optimizer.sampled():`")
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+            raise DataError(
+                "backward() takes the loss: a scalar tensor that depends on the parameters and "
+                "whose own backward() was not called. A closure for step() returns just that"
+            )
+        parameters = self._layout.parameters
+        grads = torch.autograd.grad(
+            loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        gradient = torch.cat([g.reshape(-1) for g in grads])
+        self._block += self._hessian_diagonal(gradient)
+        self._backwards += 1
+        for parameter, grad in zip(parameters, grads, strict=True):
+            found = grad.detach()
+            parameter.grad = found if parameter.grad is None else parameter.grad + found
+
+    def _hessian_diagonal(self, gradient: Vector) -> Vector:
+        if not gradient.requires_grad:  # a loss linear in all weights
+            return torch.zeros_like(gradient)
+        if self.hessian == "exact":
+            size = gradient.numel()
+            diagonal = torch.empty_like(self._block)
+            for start in range(0, size, _PRODUCTS):
+                rows = torch.zeros(
+                    min(_PRODUCTS, size - start), size, dtype=gradient.dtype, device=gradient.device
+                )
+                rows.diagonal(start).fill_(1.0)
+                found = self._products(gradient, rows, batched=True)
+                diagonal[start : start + len(rows)] = found.diagonal(start)
+            return diagonal
+        clock = self.param_groups[0]
+        generator = torch.Generator(gradient.device)
+        key = (clock["step"] + clock["skipped"], self._samples, self._backwards)
+        generator.manual_seed(key_to_seed(clock["seed"] + 1, *key))
+        total = torch.zeros_like(self._block)
+        for _ in range(self.probes):
+            bits = torch.randint(2, total.shape, generator=generator, device=total.device)
+            signs = bits.to(total.dtype).mul_(2).sub_(1)
+            total += signs * self._products(gradient, signs, batched=False)
+        return total / self.probes
+
+    def _products(self, gradient: Vector, vectors: Tensor, batched: bool) -> Tensor:
+        """∇²ℓ̄ times each row."""
+        pieces = torch.autograd.grad(
+            gradient,
+            self._layout.parameters,
+            vectors,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+            is_grads_batched=batched,
+        )
+        return torch.cat([piece.flatten(1 if batched else 0) for piece in pieces], dim=-1)
+
+    def _call(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self.backward(loss)
+        return loss.detach()
+
+    def _before_forward(self) -> None:
+        self._block.zero_()
+        self._backwards = 0
+
+    def _harvest(self, gradient: Vector) -> None:
+        if not self._backwards:
+            raise UnsupportedError(
+                "VON needs the Hessian of the loss: call optimizer.backward(loss) instead of "
+                "loss.backward()"
+            )
+        if not self._samples:
+            self._diagonal.zero_()
+        self._diagonal.add_(self._block)
+
+    def _collected(self) -> dict[str, Vector]:
+        return {"Hessian": self._diagonal}
+
+    def _average(self, samples: int, unit: float) -> None:
+        self._diagonal.div_(samples * unit)
+
+    def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
+        beta1, beta2 = group["betas"]
+        gradient = self._gradient[where]
+        momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
+        absorb_curvature_(h, self._diagonal[where], delta, 1.0 - beta2)
+        momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
+        grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
+        denominator = torch.add(h, delta + group["damping"], out=self._scratch[where])
+        mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)
