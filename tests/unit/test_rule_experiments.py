@@ -80,7 +80,8 @@ def test_the_smoothed_loss_and_its_derivatives_are_those_of_scipy():
         )[0]
 
     for mean, scale in ((-2.0, 0.2), (-0.3, 1.1), (0.7, 0.4)):
-        m, v = torch.tensor(mean).double(), torch.tensor(scale).double().square()
+        m, s = torch.tensor([mean, scale], dtype=torch.float64)
+        v = s.square()
         assert float(shape.smoothed(m, v)) == pytest.approx(expected(loss, mean, scale), abs=1e-10)
         # Stein: E ℓ' = E[ℓ (θ − m)]/v and E ℓ'' = E[ℓ ((θ − m)²/v − 1)]/v, by values alone.
         first = expected(lambda t, m=mean: loss(t) * (t - m), mean, scale) / scale**2
@@ -96,16 +97,25 @@ def test_von_finds_the_gaussian_that_scipy_finds():
     shape = flat_minimum.BowlWithHole(gap=0.15)
 
     def objective(parameters):
-        mean, log_scale = torch.tensor(parameters).double()
+        mean, log_scale = torch.tensor(parameters, dtype=torch.float64)
         return float(shape.objective(mean, (2 * log_scale).exp(), 1.0))
 
-    best = optimize.minimize(objective, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9})
+    options = {"xatol": 1e-8, "fatol": 1e-15}
+    best = optimize.minimize(objective, [0.0, 0.0], method="Nelder-Mead", options=options)
     start = DiagGaussian(torch.tensor([-2.0]).double(), torch.tensor([0.25]).double())
     mean, scale = flat_minimum.bayes(shape, start, flat_minimum.FlatSettings(), 1.0)[-1]
-    # Nelder–Mead stops when the objective, quadratic at its minimum, changes by 1e-4 of nothing.
-    assert mean == pytest.approx(best.x[0], abs=2e-2)
-    assert math.log(scale) == pytest.approx(best.x[1], abs=2e-2)
+    # Values alone tell the place of a minimum to the root of their precision.
+    assert mean == pytest.approx(best.x[0], abs=1e-6)
+    assert math.log(scale) == pytest.approx(best.x[1], abs=1e-6)
     assert objective([mean, math.log(scale)]) <= best.fun + 1e-12
+
+
+def test_the_switch_is_where_both_minima_are_worth_the_same():
+    temperatures = (1.0, 0.5, 0.2)
+    heights = {"flat": [0.0, 0.0, 0.0], "sharp": [-1e-16, 0.3, -0.1]}
+    assert flat_minimum._switch(temperatures, heights) == pytest.approx(0.5 - 0.75 * 0.3)
+    assert flat_minimum._switch(temperatures, heights | {"sharp": [-1.0, -1.0, -1.0]}) == 1.0
+    assert flat_minimum._switch(temperatures, heights | {"sharp": [1.0, 1.0, 1.0]}) == 0.0
 
 
 def test_flat_minimum_judges_both_ways(results):

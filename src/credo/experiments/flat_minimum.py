@@ -18,6 +18,7 @@ at a low temperature τ the deeper minimum wins, and near it q can also be caugh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -320,14 +321,20 @@ def _best_of_grid(shape: BowlWithHole) -> float:
     return float(shape.objective(mean, scale.square(), 1.0).min())
 
 
-def _switch(temperatures: tuple[float, ...], heights: dict[str, list[float]]) -> float:
-    """The τ at which both minima are worth the same, on a straight line between neighbours."""
+def _switch(temperatures: Sequence[float], heights: dict[str, list[float]]) -> float:
+    """The τ below which the sharp minimum is worth more, on a line between neighbours; 0 if none.
+
+    Where q has left the sharp minimum both heights are the same but for rounding.
+    """
     excess = [s - f for s, f in zip(heights["sharp"], heights["flat"], strict=True)]
-    for i in range(len(excess) - 1):
-        if excess[i] > 0 >= excess[i + 1]:
-            share = excess[i] / (excess[i] - excess[i + 1])
-            return temperatures[i] + share * (temperatures[i + 1] - temperatures[i])
-    return math.nan
+    colder = next((i for i, value in enumerate(excess) if value < -TOLERANCE), None)
+    if colder is None:
+        return 0.0
+    if colder == 0:
+        return temperatures[0]
+    before = max(excess[colder - 1], 0.0)
+    share = before / (before - excess[colder])
+    return temperatures[colder - 1] + share * (temperatures[colder] - temperatures[colder - 1])
 
 
 EXPERIMENT = Experiment(

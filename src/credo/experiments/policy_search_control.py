@@ -9,10 +9,11 @@ also balance poles). Here both explore CartPole-v1 for the same number of episod
 * actions: REINFORCE, the action is drawn with log-odds f_θ(state), returns to go discounted and
   standardised over a batch of episodes, steps by Adam.
 
-f is linear (4 weights) or has a hidden layer of 8 units (49 weights). Settings of both were chosen
-by the same number of trials on seeds that are not reported. The score is the mean return of all
-training episodes, exploration included; ``final`` is that of the learned policy without
-exploration, on 20 new episodes.
+f is linear (4 weights) or has a hidden layer of 8 units (49 weights): the variance of what a search
+learns from a return grows with the number of weights, that of REINFORCE with that of actions.
+The settings of each are the best of as many trials (8 linear, 9 hidden) on other seeds. The score
+is the mean return of all training episodes, exploration included; ``final`` is that of the learned
+policy without exploration, on 20 new episodes.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class ControlSettings(Settings):
     num_data: int
     epochs: int = 1
     draws: tuple[int, int] = (5, 10)
-    rate: float = 0.1
-    mean_rate: tuple[float, float] = (1.0, 1.0)
+    rate: tuple[float, float] = (0.3, 0.1)
+    mean_rate: tuple[float, float] = (3.0, 3.0)
     temperature: float = 0.1
-    batch: tuple[int, int] = (2, 2)
-    lr: tuple[float, float] = (0.1, 0.05)
+    batch: tuple[int, int] = (1, 2)
+    lr: tuple[float, float] = (0.3, 0.05)
     start_scale: tuple[float, float] = (0.1, 0.3)
     discount: float = 0.99
 
@@ -190,8 +191,8 @@ def _search_parameters(
         return curve[-1]
 
     step = Step(
-        rate=settings.rate, mean_rate=settings.mean_rate[index], temperature=settings.temperature,
-        keep_positive=True,
+        rate=settings.rate[index], mean_rate=settings.mean_rate[index],
+        temperature=settings.temperature, keep_positive=True,
     )  # fmt: skip
     search = PolicySearch(settings.draws[index], step, shaping="ranks", seed=seed)
     start = torch.zeros(SIZES[policy], dtype=torch.float64)
@@ -242,7 +243,7 @@ def _returns_to_go(steps: int, discount: float) -> NDArray[np.float64]:
 EXPERIMENT = Experiment(
     id="004-policy-search",
     paper="004",
-    claim='Slide "Learning-algorithms from Bayesian principles": the rule recovers parameter-space '
+    claim="Learning-algorithms from Bayesian principles: the rule recovers parameter-space "
     "exploration for reinforcement learning. That it learns faster than noise on actions is "
     "said by a paper the slides cite (Rückstieß et al. 2010); tested on CartPole-v1.",
     theorem=False,

@@ -128,12 +128,14 @@ def rates_above(design: Tensor, theta: Tensor) -> Tensor:
 def design_magnitude(risk: Tensor) -> float:
     """The magnitude that has the risk of 10 %, on a line through log risks at the edges (45,)."""
     above = torch.nonzero(risk > DESIGN_RISK).flatten()
-    last = int(above[-1]) if len(above) else 0
+    if not len(above):
+        return LOWEST
+    last = int(above[-1])
     if last + 1 == len(risk):
         return HIGHEST
     high, low = math.log(risk[last]), math.log(max(float(risk[last + 1]), 1e-300))
     share = (high - math.log(DESIGN_RISK)) / (high - low)
-    return float(EDGES[last]) + WIDTH * min(max(share, 0.0), 1.0)
+    return float(EDGES[last]) + WIDTH * share
 
 
 def run_one(settings: RiskSettings, seed: int, folder: Path) -> Json:
@@ -279,7 +281,7 @@ def _judge(
         }
         for way, theta in draws.items():
             magnitude = design_magnitude(-torch.expm1(-DESIGN_YEARS * rates[way]).mean(0))
-            actual = -math.expm1(-DESIGN_YEARS * float(true_rate(torch.tensor(magnitude))))
+            actual = -math.expm1(-DESIGN_YEARS * float(true_rate(EDGES.new_tensor(magnitude))))
             log_counts = (theta @ design.mT)[:, tail:]
             terms = torch.distributions.Poisson(log_counts.exp()).log_prob(later[tail:]).sum(1)
             row |= {

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, overload
 
 import torch
@@ -49,7 +49,7 @@ from credo.model import Model
 from credo.noise import source
 from credo.optim.groups import Group, Params, groups_of
 from credo.optim.layout import Layout
-from credo.params import bind
+from credo.params import FlatParams, bind
 from credo.posterior import Posterior
 from credo.priors import Normal
 from credo.types import Likelihood, Vector
@@ -112,9 +112,9 @@ class NaturalOptimizer(Optimizer, ABC):
     def _check(self, group: Group) -> None:
         """Refuse options that make no sense for this optimizer."""
 
-    def _before_forward(self) -> Any:
-        """A context that surrounds the user's forward and backward passes, or None."""
-        return None
+    def _before_forward(self) -> AbstractContextManager[None]:
+        """A context that surrounds the user's forward and backward passes."""
+        return nullcontext()
 
     def _harvest(self, gradient: Vector) -> None:
         """Collect from a block what is needed besides its ``gradient``."""
@@ -143,26 +143,12 @@ class NaturalOptimizer(Optimizer, ABC):
         flat = self._layout.bound()
         for parameter in self._layout.parameters:
             parameter.grad = None
-        random = slice(0, self._num_random)
-        self._mean.copy_(flat.vector[random])
+        self._mean.copy_(flat.vector[: self._num_random])
         self._is_sampling = True
         try:
-            if self._num_random:
-                if not self._samples:
-                    self._write_scale()
-                clock = self.param_groups[0]
-                # The last number is the rank.
-                self._noise_now = self._noise.draw(
-                    self._eps, clock["step"] + clock["skipped"], self._samples, 0
-                )
-                with flat.writing() as vector:
-                    torch.addcmul(self._mean, self._scale, self._noise_now, out=vector[random])
-            around = self._before_forward()
-            if around is None:
+            self._perturb(flat)
+            with self._before_forward():
                 yield
-            else:
-                with around:
-                    yield
             with torch.no_grad():
                 self._gather()
         finally:
@@ -273,9 +259,23 @@ class NaturalOptimizer(Optimizer, ABC):
         with torch.no_grad():
             for where, group in self._parts():
                 if not group["deterministic"]:
-                    n, scale = self.effective_data(group), self._scale[where]
-                    torch.mul(self._memory["curvature"][where], n, out=scale)
+                    n, h = self.effective_data(group), self._memory["curvature"][where]
+                    scale = torch.mul(h, n, out=self._scale[where])
                     scale.add_(group["prior_precision"]).rsqrt_()
+
+    def _perturb(self, flat: FlatParams) -> None:
+        """Write m + σε into the network."""
+        if not self._num_random:
+            return
+        if not self._samples:
+            self._write_scale()
+        clock = self.param_groups[0]
+        # The last number is the rank.
+        key = (clock["step"] + clock["skipped"], self._samples, 0)
+        self._noise_now = self._noise.draw(self._eps, *key)
+        with flat.writing() as vector:
+            random = vector[: self._num_random]
+            torch.addcmul(self._mean, self._scale, self._noise_now, out=random)
 
     # --- machinery --------------------------------------------------------------------------------
 

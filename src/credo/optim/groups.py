@@ -19,7 +19,7 @@ Group: TypeAlias = dict[str, Any]
 Params: TypeAlias = nn.Module | Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
 """A module, its parameters (with names or without), or groups of them."""
 
-_RESERVED = ("params", "param_names", "name", "weight_decay")
+_RESERVED = ("params", "param_names", "name", "prior_precision", "weight_decay")
 
 
 def groups_of(params: Params, options: Group) -> list[Group]:

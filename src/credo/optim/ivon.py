@@ -47,11 +47,12 @@ from credo.optim.groups import Group, Params, refuse_both
 from credo.types import Vector
 
 
-def absorb_curvature_(h: Vector, found: Vector, delta: float, rate: float) -> None:
+def absorb_curvature_(h: Vector, found: Vector, delta: float, rate: float, scratch: Vector) -> None:
     """h ← h + x + x²/(2(h + δ)) with x = rate·(found − h), in place; ``found`` is used up."""
+    bound = torch.add(h, delta, out=scratch)
     change = found.sub_(h)
-    bound = torch.add(h, delta)
-    h.add_(change, alpha=rate).addcdiv_(change.square_(), bound, value=0.5 * rate * rate)
+    h.add_(change, alpha=rate)
+    h.addcdiv_(change.square_(), bound, value=0.5 * rate * rate)
 
 
 class IVON(NaturalOptimizer):
@@ -118,9 +119,6 @@ class IVON(NaturalOptimizer):
         if self._samples:
             self._products.add_(target)
 
-    def _collected(self) -> dict[str, Vector]:
-        return {"product with the noise": self._products}
-
     def _average(self, samples: int, unit: float) -> None:
         if samples * unit != 1.0:
             self._products.div_(samples * unit)
@@ -128,14 +126,15 @@ class IVON(NaturalOptimizer):
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         beta1, beta2 = group["betas"]
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
+        scratch = self._scratch[where]
         if not group["deterministic"]:
-            absorb_curvature_(h, self._products[where], delta, 1.0 - beta2)
+            absorb_curvature_(h, self._products[where], delta, 1.0 - beta2, scratch)
         momentum.lerp_(self._gradient[where], 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         rate = group["lr"] * ((group["hess_init"] + delta) if group["rescale_lr"] else 1.0)
         # The gradient is no longer needed, so its memory holds the direction.
         direction = torch.add(momentum, mean, alpha=delta * grown, out=self._gradient[where])
-        denominator = torch.add(h, delta + group["damping"], out=self._scratch[where])
+        denominator = torch.add(h, delta + group["damping"], out=scratch)
         if group["clip_radius"] is None:
             mean.addcdiv_(direction, denominator, value=-rate / grown)
         else:

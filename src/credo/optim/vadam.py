@@ -39,17 +39,43 @@ from credo.optim.groups import Group, Params
 from credo.types import Vector
 
 
+def adam_step_(
+    group: Group,
+    mean: Vector,
+    momentum: Vector,
+    h: Vector,
+    gradient: Vector,
+    delta: float,
+    scratch: Vector,
+) -> None:
+    """The update of g, h and m above, in place; ``gradient`` is used up."""
+    beta1, beta2 = group["betas"]
+    h.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    if delta:
+        gradient.add_(mean, alpha=delta)
+    momentum.lerp_(gradient, 1.0 - beta1)
+    grown_g = grown_h = 1.0
+    if group["debias"]:
+        grown_g = 1.0 - beta1 ** group["step"]
+        grown_h = math.sqrt(1.0 - beta2 ** group["step"])
+    root = torch.sqrt(h, out=scratch)
+    # Numerator and denominator both times √(1 − β₂ᵗ), which saves a pass.
+    if offset := (delta + group["damping"]) * grown_h:
+        root.add_(offset)
+    mean.addcdiv_(momentum, root, value=-group["lr"] * grown_h / grown_g)
+
+
 class Vadam(NaturalOptimizer):
     """Variational Adam; the symbols are in the module's docstring."""
 
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         num_data: float | None = None,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 100.0,
+        prior_precision: float = 30.0,
         hess_init: float = 0.0,
         damping: float = 1e-8,
         debias: bool = True,
@@ -78,19 +104,6 @@ class Vadam(NaturalOptimizer):
         super().__init__(params, options)
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
-        beta1, beta2 = group["betas"]
-        gradient = self._gradient[where]
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
-        h.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-        if delta:
-            gradient.add_(mean, alpha=delta)
-        momentum.lerp_(gradient, 1.0 - beta1)
-        grown_g = grown_h = 1.0
-        if group["debias"]:
-            grown_g = 1.0 - beta1 ** group["step"]
-            grown_h = math.sqrt(1.0 - beta2 ** group["step"])
-        root = torch.sqrt(h, out=self._scratch[where])
-        # Numerator and denominator both times √(1 − β₂ᵗ): one pass less.
-        if offset := (delta + group["damping"]) * grown_h:
-            root.add_(offset)
-        mean.addcdiv_(momentum, root, value=-group["lr"] * grown_h / grown_g)
+        gradient, scratch = self._gradient[where], self._scratch[where]
+        adam_step_(group, mean, momentum, h, gradient, delta, scratch)

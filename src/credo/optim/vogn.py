@@ -15,7 +15,7 @@ symbol argument             meaning
 ξ      ``lr``               step size; a published heavy-ball rate, which leaves out the factor
                             1 − β₁ above, is this one times 1 − β₁
 β₂     ``betas[1]``         share of the *old* curvature; the published ema_decay is 1 − β₂
-h₀     ``hess_init``        first curvature; None: what the first step finds, and 1 for its draws
+h₀     ``hess_init``        first curvature
        ``loss_reduction``   how the loss joins examples: "mean" or "sum"
        ``module``           the network, where ``params`` is not it: squares need its layers
 ====== ==================== ====================================================================
@@ -37,3 +37,147 @@ Reference: Osawa et al., 2019 (arXiv:1906.02506); Khan et al., 2018 (arXiv:1806.
     >>> opt.posterior(net, credo.likelihoods.Categorical()).q.scale.shape
     torch.Size([26])
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from credo.errors import DataError, UnsupportedError
+from credo.noise import Draws
+from credo.optim.base import NaturalOptimizer
+from credo.optim.groups import Group, Params
+from credo.optim.layout import Layout
+from credo.optim.vadam import adam_step_
+from credo.params import FlatParams
+from credo.params.selection import Selection
+from credo.params.squares import Squares
+from credo.types import Vector
+
+
+class VOGN(NaturalOptimizer):
+    """Variational online Gauss–Newton; the symbols are in the module's docstring.
+
+    One backward pass in each block: for micro-batches take several blocks, not ``loss / k``, by
+    which squares would shrink twice. Deterministic groups are trained by Adam, with ``damping`` as
+    its eps: in a batch norm no gain or shift has per-example gradients.
+    """
+
+    _unscales = False
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        num_data: float | None = None,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        hess_init: float = 0.01,
+        damping: float = 1e-8,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        module: nn.Module | None = None,
+        debias: bool = True,
+        temperature: float = 1.0,
+        augmentation: float = 1.0,
+        kl_warmup: int = 0,
+        samples: int = 1,
+        draws: Draws = "table",
+        seed: int = 0,
+    ) -> None:
+        network = params if isinstance(params, nn.Module) else module
+        if not isinstance(network, nn.Module):
+            raise DataError(
+                "VOGN squares the gradients of single examples, for which it watches the network's "
+                f"layers: pass the network itself, or module=net beside the parameters (module is "
+                f"{module!r})"
+            )
+        options: Group = {
+            "lr": lr,
+            "num_data": num_data,
+            "betas": betas,
+            "prior_precision": prior_precision,
+            "hess_init": hess_init,
+            "damping": damping,
+            "debias": debias,
+            "temperature": temperature,
+            "augmentation": augmentation,
+            "kl_warmup": kl_warmup,
+            "samples": samples,
+            "draws": draws,
+            "seed": seed,
+        }
+        super().__init__(params, options)
+        for where, group in self._parts():
+            if group["deterministic"]:
+                self._memory["curvature"][where] = 0.0
+        self._mean_squares = torch.empty_like(self._eps)
+        segments = self._layout.bound().segments
+        random = Selection.of(s for s in segments if s.stop <= self._num_random)
+        if not random.size and loss_reduction == "sum":
+            raise UnsupportedError(
+                "without random weights VOGN does not count examples, so it can't make a mean of "
+                'a summed loss: take loss_reduction="mean"'
+            )
+        bound = cast(FlatParams, _Bound(self._layout, network))
+        self._squares = Squares(bound, random, loss_reduction)
+        self._loss_reduction = loss_reduction
+
+    def _before_forward(self) -> AbstractContextManager[None]:
+        if not self._num_random:
+            return nullcontext()
+        self._squares.reset()
+        return self._squares.armed()
+
+    def _harvest(self, gradient: Vector) -> None:
+        """The mean of squares over the block's examples; a summed loss becomes a mean."""
+        if not self._num_random:
+            return
+        target = self._eps if self._samples else self._mean_squares
+        self._squares.mean(target)
+        if self._samples:
+            self._mean_squares.add_(target)
+        if self._loss_reduction == "sum":
+            gradient.div_(self._squares.count)
+
+    def _average(self, samples: int, unit: float) -> None:
+        if samples * unit != 1.0:
+            self._mean_squares.div_(samples * unit**2)
+
+    def _collected(self) -> dict[str, Vector]:
+        return {"sum of squared gradients": self._mean_squares}
+
+    def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
+        momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
+        gradient, scratch = self._gradient[where], self._scratch[where]
+        if group["deterministic"]:
+            adam_step_(group, mean, momentum, h, gradient, delta, scratch)
+            return
+        beta1, beta2 = group["betas"]
+        h.lerp_(self._mean_squares[where], 1.0 - beta2)
+        momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
+        grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
+        denominator = torch.add(h, delta + group["damping"], out=scratch)
+        mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)
+
+
+class _Bound:
+    """The optimizer's buffer as the network's, which `Squares` watches, whoever binds it."""
+
+    def __init__(self, layout: Layout, module: nn.Module) -> None:
+        self._layout, self.module = layout, module
+
+    @property
+    def vector(self) -> Vector:
+        return self._layout.bound().vector
+
+    @property
+    def parameter_at(self) -> Mapping[int, Tensor]:
+        return self._layout.bound().parameter_at
+
+    def check(self) -> None:
+        self._layout.bound().check()

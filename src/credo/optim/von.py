@@ -33,6 +33,7 @@ positive step is Lin et al., 2020.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -156,19 +157,24 @@ class VON(NaturalOptimizer):
             vectors,
             retain_graph=True,
             allow_unused=True,
-            materialize_grads=True,
             is_grads_batched=batched,
         )
-        return torch.cat([piece.flatten(1 if batched else 0) for piece in pieces], dim=-1)
+        shape = (*vectors.shape[:-1], -1)
+        rows = [
+            (vectors.new_zeros(vectors[..., 0].numel(), p.numel()) if piece is None else piece)
+            for piece, p in zip(pieces, self._layout.parameters, strict=True)
+        ]
+        return torch.cat([row.reshape(shape) for row in rows], dim=-1)
 
     def _call(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
         self.backward(loss)
         return loss.detach()
 
-    def _before_forward(self) -> None:
+    def _before_forward(self) -> AbstractContextManager[None]:
         self._block.zero_()
         self._backwards = 0
+        return nullcontext()
 
     def _harvest(self, gradient: Vector) -> None:
         if not self._backwards:
@@ -190,8 +196,9 @@ class VON(NaturalOptimizer):
         beta1, beta2 = group["betas"]
         gradient = self._gradient[where]
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
-        absorb_curvature_(h, self._diagonal[where], delta, 1.0 - beta2)
+        scratch = self._scratch[where]
+        absorb_curvature_(h, self._diagonal[where], delta, 1.0 - beta2, scratch)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
-        denominator = torch.add(h, delta + group["damping"], out=self._scratch[where])
+        denominator = torch.add(h, delta + group["damping"], out=scratch)
         mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.checkpoint import CheckpointError
 
 from credo.errors import UnsupportedError
 from credo.params.seam import (
@@ -28,16 +29,8 @@ from credo.params.seam import (
     tensors_in,
     unsupported_attention,
 )
-from credo.params.square_routes import (
-    Convolution,
-    Embedding,
-    Ledger,
-    Linear,
-    Part,
-    Rule,
-    ScaleShift,
-    Sink,
-)
+from credo.params.square_routes import Convolution, Embedding, Ledger, Linear, Rule, ScaleShift
+from credo.params.square_sinks import Part, Sink
 
 TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 OPTION_NAMES = ("stride", "padding", "dilation", "groups")
@@ -50,6 +43,7 @@ CHANNEL_NORMS: dict[Callable[..., Any], inspect.Signature] = {
     function: inspect.signature(function)
     for function in (F.group_norm, F.batch_norm, F.instance_norm)
 }
+BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 EMBEDDING_SIGNATURE = inspect.signature(F.embedding)
 
 
@@ -103,6 +97,8 @@ class Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in BACKWARD:
+            return _refusing_checkpoints(func, args, kwargs)
         if self._observer.is_idle():
             return func(*args, **kwargs)
         sinks = self._observer.sinks
@@ -150,32 +146,28 @@ class Watch(TorchFunctionMode):
 
     def _affine(self, call: Affine) -> Use | None:
         x, weight, bias = call.inputs, call.weight, call.bias
-        if x.dim() < (SPATIAL_DIMS[call.function] or 0) + 2:
+        if x.dim() < SPATIAL_DIMS[call.function] + 2:
             return None
         sinks = self._observer.sinks
-        where = [
-            Part(sinks[id(parameter)], rows) if id(parameter) in sinks else None
-            for parameter, rows in ((weight, call.weight_rows), (bias, call.bias_rows))
-        ]
+        whole = ((weight, call.weight_rows), (bias, call.bias_rows))
+        parts = [Part(sinks[id(t)], rows) if id(t) in sinks else None for t, rows in whole]
         weight = weight if call.weight_rows is None else weight[call.weight_rows]
         if bias is not None and call.bias_rows is not None:
             bias = bias[call.bias_rows]
         if call.function is F.linear:
-            rule: Rule = Linear(self._observer, *where, call.example_dim)
+            rule: Rule = Linear(self._observer, parts[0], parts[1], call.example_dim)
         else:
-            rule, x = self._convolution(call, where, x, weight)
+            rule, x = self._convolution(call, parts, x, weight)
         device = x.device.type
         if torch.is_autocast_enabled(device):
             # Cast here and not in the node: a cast in there, without gradients, would be cached.
             dtype = torch.get_autocast_dtype(device)
-            x, weight, bias = (
-                t if t is None or t.dtype == torch.float64 else t.to(dtype)
-                for t in (x, weight, bias)
-            )
+            x, weight = _cast(x, dtype), _cast(weight, dtype)
+            bias = None if bias is None else _cast(bias, dtype)
         return Use(rule, x, weight, bias)
 
     def _convolution(
-        self, call: Affine, where: list[Part | None], x: Tensor, weight: Tensor
+        self, call: Affine, parts: list[Part | None], x: Tensor, weight: Tensor
     ) -> tuple[Rule, Tensor]:
         transposed = call.function in TRANSPOSED
         names = TRANSPOSED_OPTION_NAMES if transposed else OPTION_NAMES
@@ -191,7 +183,7 @@ class Watch(TorchFunctionMode):
             padding = 0
         outer = _each(given.get("output_padding", 0), dims) if transposed else None
         rule = Convolution(
-            self._observer, *where, stride=_each(given.get("stride", 1), dims),
+            self._observer, *parts, stride=_each(given.get("stride", 1), dims),
             padding=_each(padding, dims), dilation=dilation, groups=given.get("groups", 1),
             output_padding=outer,
         )  # fmt: skip
@@ -230,12 +222,29 @@ class Watch(TorchFunctionMode):
         return Use(rule, normalised, weight, bias)
 
 
+def _refusing_checkpoints(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except CheckpointError as error:
+        raise UnsupportedError(
+            "activation checkpointing calls layers again in the backward pass, where they are not "
+            "watched. Switch it off, or use a method without per-example gradients (IVON)."
+        ) from error
+
+
 def _only_projections(
     given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sinks: Mapping[int, Sink]
 ) -> bool:
     """Whether every watched parameter of an attention call is a weight or bias of a projection."""
     known = {id(t) for pair in projections(given) for t in pair}
     return all(id(t) in known for t in tensors_in((args, kwargs)) if id(t) in sinks)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autocast does, which leaves float64 alone."""
+    return tensor if tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
 def _each(value: int | Sequence[int], dims: int) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from credo.errors import UnsupportedError
 from credo.params.seam import buffers_kept, tensors_in
 from credo.params.square_calls import Use, Watch
-from credo.params.square_routes import Sink
+from credo.params.square_sinks import Sink
 
 LOOSE_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -32,17 +32,11 @@ class Recorded:
         self._device = "cpu" if first is None else first.device.type
         self._autocast = torch.is_autocast_enabled(self._device)
         self._autocast_dtype = torch.get_autocast_dtype(self._device)
-        self.outputs: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def keep_outputs(self, result: Any) -> None:
-        """Note the differentiable outputs, in order; their numbers tell whether a replay is one."""
-        self.outputs = [t for t in tensors_in(result) if t.requires_grad]
-        self._values = [t.detach().clone() for t in self.outputs]
-
-    def forget_outputs(self) -> None:
-        """The graph hangs on them."""
-        self.outputs = []
+    def keep(self, outputs: Sequence[Tensor]) -> None:
+        """The numbers of the differentiable outputs: they tell whether a replay is one."""
+        self._values = [t.detach().clone() for t in outputs]
 
     def run(self, indices: Sequence[int]) -> Any:
         """The network's result for some of the examples, in the autocast state of the call."""
@@ -52,16 +46,19 @@ class Recorded:
             return self._module(*args, **_cut(self._kwargs, index, self.examples))
 
     def gradients(
-        self, index: int, parameters: Sequence[nn.Parameter], by_output: Sequence[Tensor | None]
+        self, index: int, parameters: Sequence[nn.Parameter], by_output: Mapping[int, Tensor]
     ) -> tuple[Tensor | None, ...]:
         """∂/∂parameters of Σ by_output∘output, of one example that runs alone."""
-        alone = [t for t in tensors_in(self.run([index])) if t.requires_grad]
+        try:
+            result = self.run([index])
+        except Exception as error:
+            raise _refused(f"it can't run on one ({error})") from error
+        alone = [t for t in tensors_in(result) if t.requires_grad]
         if len(alone) != len(self._values):
             raise _refused("the number of its differentiable outputs changes")
         reached, slopes = [], []
-        for output, value, slope in zip(alone, self._values, by_output, strict=True):
-            if slope is None:
-                continue
+        for place, slope in by_output.items():
+            output, value = alone[place], self._values[place]
             if value.dim() == 0 or len(value) != self.examples or len(output) != 1:
                 raise _refused(
                     f"an output of shape {tuple(value.shape)} does not have the "
@@ -78,18 +75,19 @@ class Recorded:
                 )
             reached.append(output)
             slopes.append(slope[index : index + 1])
-        if not reached:
-            return tuple(None for _ in parameters)
         return torch.autograd.grad(reached, parameters, slopes, allow_unused=True)
 
 
 def replay(
-    calls: Sequence[tuple[Recorded, Sequence[Tensor | None]]],
+    calls: Mapping[Recorded, Mapping[int, Tensor]],
     module: nn.Module,
     sinks: Sequence[Sink],
     factor: float,
 ) -> None:
-    """Add the squares of the gradients of single examples, each summed over the calls."""
+    """Add the squares of the gradients of single examples, each summed over the calls.
+
+    ``calls`` holds the gradients of those outputs that the backward pass reached, by place.
+    """
     parameters = [sink.parameter for sink in sinks]
     accumulators = [sink.open(range(len(sink.squares)))[0] for sink in sinks]
     device = parameters[0].device
@@ -98,8 +96,8 @@ def replay(
         buffers_kept(module),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
     ):
-        for index in range(calls[0][0].examples or 0):
-            found = [call.gradients(index, parameters, slopes) for call, slopes in calls]
+        for index in range(next(iter(calls)).examples or 0):
+            found = [call.gradients(index, parameters, slopes) for call, slopes in calls.items()]
             for squares, parts in zip(accumulators, zip(*found, strict=True), strict=True):
                 given = [part.to(squares.dtype) for part in parts if part is not None]
                 if given:
@@ -148,7 +146,7 @@ def example_dims(
             try:
                 with Watch(shapes):
                     call.run([i % (call.examples or 1) for i in range(count)])
-            except (RuntimeError, ValueError, IndexError):
+            except Exception:
                 return {}
         seen.append(shapes.seen)
     return {sink: _changed(seen[0][sink], seen[1].get(sink, [])) for sink in seen[0]}

@@ -16,30 +16,19 @@ norm's gain  g_i = Σ g_i∘â_i over all dimensions the gain does not have
 
 Positions are always summed *before* squaring, biases included. Where the g_i are formed their sum
 is the layer's gradient, which is then not computed a second time.
-
-A parameter that is used several times (`Sink.shared`) needs the sum over its uses before squaring:
-each use leaves a function from examples to gradients, and `Sink.finish` adds and squares them,
-again in chunks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from credo.errors import UnsupportedError
-from credo.types import Segment
-
-CHUNK_NUMBERS = 2**20
-"""How many per-example numbers are held at once: 4 MB in float32, about a cache."""
-
-Examples = Callable[[slice], Tensor]
-"""Examples i…j → their gradients of a parameter's part, (j − i, *shape)."""
+from credo.params.square_sinks import Examples, Part
 
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of input, weight and bias."""
@@ -53,104 +42,6 @@ class Ledger(Protocol):
         ...
 
 
-class Sink:
-    """Where the squares of one parameter are added up, and how this pass uses it."""
-
-    def __init__(self, segment: Segment, parameter: nn.Parameter, squares: Tensor) -> None:
-        self.segment, self.parameter, self.squares = segment, parameter, squares
-        self.fresh = True
-        self.outside: str | None = None
-        self.example_dim: int | None = None
-        self.arm()
-
-    def arm(self) -> None:
-        """Forget what earlier forward passes did."""
-        self.met = self.shared = False
-        self.end_pass()
-
-    def end_pass(self) -> None:
-        """Forget what this backward pass did."""
-        self._uses: list[range] = []
-        self._added: list[range] = []
-        self._deferred: list[tuple[range, Examples]] = []
-        self._numbers = 1
-
-    def meet(self, rows: range) -> None:
-        """A forward pass uses these rows."""
-        self.met = True
-        self.shared = self.shared or _any_overlap(self._uses, rows)
-        self._uses.append(rows)
-
-    def open(self, rows: range, overwrite: bool = False) -> tuple[Tensor, float]:
-        """The accumulators of these rows, and 0 or 1: what to multiply their content by."""
-        if _any_overlap(self._added, rows):
-            raise UnsupportedError(
-                f"{self.segment.name} was reached twice in one backward pass, once by a graph kept "
-                "from an earlier pass (retain_graph=True): its per-example gradients can't be told "
-                "apart any more. Run the forward pass again instead."
-            )
-        self._added.append(rows)
-        if overwrite and self.fresh and len(rows) == len(self.squares):
-            self.fresh = False
-            return self.squares, 0.0
-        if self.fresh:
-            self.squares.zero_()
-            self.fresh = False
-        return self.squares[rows.start : rows.stop], 1.0
-
-    def defer(self, rows: range, examples: Examples, numbers: int) -> None:
-        """One of several uses; ``numbers`` is what one example of it holds while computed."""
-        self._deferred.append((rows, examples))
-        self._numbers = max(self._numbers, numbers)
-
-    def finish(self, count: int, factor: float) -> None:
-        """Square the sum over all uses."""
-        if not self._deferred:
-            return
-        squares, _ = self.open(range(len(self.squares)))
-        for chunk in _chunks(count, max(self._numbers, self.squares.numel())):
-            total = squares.new_zeros(chunk.stop - chunk.start, *squares.shape)
-            for rows, examples in self._deferred:
-                total[:, rows.start : rows.stop] += examples(chunk)
-            _add_squares(squares, total, factor)
-
-
-class Part:
-    """The rows of a parameter that one call works with."""
-
-    def __init__(self, sink: Sink, rows: slice | None = None) -> None:
-        self.sink = sink
-        self.rows = range(len(sink.squares))[rows or slice(None)]
-
-    def settle(
-        self, factor: float | None, examples: Examples, count: int, numbers: int
-    ) -> Tensor | None:
-        """Add the squares; the sum of the gradients, unless somebody else must compute it."""
-        if factor is None or self.sink.outside is not None:
-            return None
-        if self.sink.shared:
-            self.sink.defer(self.rows, examples, numbers)
-            return None
-        squares, _ = self.sink.open(self.rows)
-        gradient: Tensor | None = None
-        for chunk in _chunks(count, numbers):
-            found = examples(chunk).to(squares.dtype)
-            total = found.sum(0)
-            gradient = total if gradient is None else gradient.add_(total)
-            _add_squares(squares, found, factor)
-        return gradient
-
-    def settle_whole(self, factor: float | None, found: Tensor) -> None:
-        """The same for gradients (examples, *shape) that are there already, and few."""
-        if factor is None or self.sink.outside is not None:
-            return
-        if self.sink.shared:
-            self.sink.defer(self.rows, lambda chunk: found[chunk], found[0].numel())
-            return
-        squares, _ = self.sink.open(self.rows)
-        squares.add_(found.to(squares.dtype).square().sum(0), alpha=factor)
-
-
 class Rule:
     """One call of a layer with its parameters' parts; see the module's table."""
 
@@ -159,7 +50,6 @@ class Rule:
     ) -> None:
         self.ledger, self.weight, self.bias = ledger, weight, bias
         self.example_dim = example_dim
-        self.in_backward = False
 
     @property
     def parts(self) -> list[Part]:
@@ -196,11 +86,6 @@ class Node(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Tell the ledger, then let the rule work."""
         rule: Rule = ctx.rule
-        if rule.in_backward:
-            raise UnsupportedError(
-                "re-entrant checkpointing runs a backward pass inside the backward pass, in which "
-                "examples would be counted twice. Use checkpoint(..., use_reentrant=False)."
-            )
         x, weight = ctx.saved_tensors
         factor = rule.ledger.begin(x.shape[rule.example_dim])
         with torch.autocast(g.device.type, enabled=False):
@@ -278,7 +163,10 @@ class Convolution(Rule):
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As the layer does."""
-        return torch.convolution(x, weight, bias, *self._settings, self.groups)
+        stride, padding, dilation, transposed, outer = self._settings
+        return torch.convolution(
+            x, weight, bias, stride, padding, dilation, transposed, outer, self.groups
+        )
 
     def backward(
         self, g: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool], factor: float | None
@@ -287,7 +175,7 @@ class Convolution(Rule):
         by_weight = by_bias = None
         if needs[1] and self.weight is not None:
             image, response = (x, g) if self.output_padding is None else (g, x)
-            examples, numbers = self._examples(image, response, weight)
+            examples, numbers = self._examples(image, response, weight.shape)
             total = self.weight.settle(factor, examples, len(x), numbers)
             by_weight = None if total is None else total.to(weight.dtype)
         if needs[2]:
@@ -304,7 +192,9 @@ class Convolution(Rule):
             by_weight = whole if wanted[1] else by_weight
         return by_input, by_weight, by_bias
 
-    def _examples(self, image: Tensor, response: Tensor, weight: Tensor) -> tuple[Examples, int]:
+    def _examples(
+        self, image: Tensor, response: Tensor, shape: torch.Size
+    ) -> tuple[Examples, int]:
         """Gradients of the map image → response, by the faster of two routes.
 
         Sixteen channels are what the CPU library's convolution is made for (ResNet-20's first
@@ -313,8 +203,8 @@ class Convolution(Rule):
         """
         channels, filters = image.shape[1], response.shape[1]
         if self.groups == 1 and channels == 16 and filters % 16 == 0:
-            return self._by_groups(image, response, weight.shape)
-        return self._by_windows(image, response, weight.shape)
+            return self._by_groups(image, response, shape)
+        return self._by_windows(image, response, shape)
 
     def _by_groups(
         self, image: Tensor, response: Tensor, shape: torch.Size
@@ -455,20 +345,3 @@ class ScaleShift(Rule):
         moved = {axis + (axis < self.example_dim) for axis in keep - {self.example_dim}} | {0}
         others = [axis for axis in range(product.dim()) if axis not in moved]
         return product.sum(others) if others else product
-
-
-def _any_overlap(taken: list[range], rows: range) -> bool:
-    return any(r.start < rows.stop and rows.start < r.stop for r in taken)
-
-
-def _chunks(count: int, numbers: int) -> Iterator[slice]:
-    step = max(1, CHUNK_NUMBERS // max(1, numbers))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
-
-
-def _add_squares(squares: Tensor, found: Tensor, factor: float) -> None:
-    """``found`` (examples, *shape) is overwritten."""
-    if len(found) == 1:
-        squares.addcmul_(found[0], found[0], value=factor)
-    else:
-        squares.add_(found.square_().sum(0), alpha=factor)

@@ -39,8 +39,10 @@ Two calls of the network in one backward pass are two parts of one example's los
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -49,10 +51,12 @@ from torch.utils.hooks import RemovableHandle
 
 from credo.errors import DataError, UnsupportedError
 from credo.params.flat import FlatParams
+from credo.params.seam import tensors_in
 from credo.params.selection import Selection
 from credo.params.square_calls import Use, Watch
 from credo.params.square_replay import Recorded, example_dims, replay
-from credo.params.square_routes import Node, Sink
+from credo.params.square_routes import Node
+from credo.params.square_sinks import Sink
 from credo.types import Vector
 
 
@@ -91,7 +95,7 @@ class Squares:
         self._told: set[Sink] = set()
         self._grads_before: dict[Sink, tuple[int, int] | None] = {}
         self._pass_examples: int | None = None
-        self._pass_calls: list[tuple[Recorded, tuple[Tensor | None, ...]]] = []
+        self._pass_calls: defaultdict[Recorded, dict[int, Tensor]] = defaultdict(dict)
 
     @property
     def count(self) -> int:
@@ -164,28 +168,28 @@ class Squares:
         return self._by_id
 
     def is_idle(self) -> bool:
-        """While single examples run, and where no gradient will be asked for."""
-        return self._replaying or not torch.is_grad_enabled()
+        """While single examples run, in backward passes, and where no gradient is asked for."""
+        return self._replaying or not torch.is_grad_enabled() or _in_backward()
 
     def use(self, use: Use) -> Tensor:
         """Put a node into the graph, unless a parameter of the call has to be replayed."""
         rule, parts = use.rule, use.rule.parts
-        rule.in_backward = _in_backward()
-        if not rule.in_backward:
-            self._drop_open_pass()
+        self._drop_open_pass()
+        known = [p.sink.example_dim for p in parts if p.sink.example_dim is not None]
+        rule.example_dim = known[0] if known else rule.example_dim
         for part in parts:
             reason = self._why_not(use, part.sink)
             if reason is not None:
                 self.outside(part.sink, reason)
-            elif not rule.in_backward:
+            else:
                 part.sink.meet(part.rows)
-        dims = {part.sink.example_dim for part in parts} - {None}
-        rule.example_dim = next((d for d in dims if d is not None), rule.example_dim)
-        return Node.apply(rule, use.inputs, use.weight, use.bias)
+        if all(part.sink.outside is not None for part in parts):
+            return use.plain()
+        return Node.apply(rule, use.inputs, use.weight, use.bias)  # type: ignore[no-untyped-call]
 
     def outside(self, sink: Sink, reason: str) -> None:
         """From now on this parameter's gradients come from running each example alone."""
-        if self._depth == 0 and not _in_backward():
+        if self._depth == 0:
             raise UnsupportedError(
                 f"{sink.segment.name} is {reason}, outside the network's own call, where no "
                 "per-example gradient can be found. If this is a penalty, leave it to the prior; "
@@ -213,8 +217,8 @@ class Squares:
         """Why this use can't be squared by its rule."""
         if sink.outside is not None:
             return sink.outside
-        dim = use.rule.example_dim if sink.example_dim is None else sink.example_dim
-        if not use.rule.allows(dim, use.inputs):
+        dim = use.rule.example_dim
+        if sink.example_dim not in (None, dim) or not use.rule.allows(dim, use.inputs):
             return f"used where dimension {dim} holds the examples"
         known = None if self._call is None else self._call.examples
         if known is not None and use.inputs.shape[dim] != known:
@@ -247,12 +251,10 @@ class Squares:
         if not slow or result is None:
             return
         self._tell(slow)
-        call.keep_outputs(result)
-        if call.outputs:
-            torch.autograd.graph.register_multi_grad_hook(
-                call.outputs, lambda grads: self._reached(call, tuple(grads))
-            )
-            call.forget_outputs()
+        outputs = [t for t in tensors_in(result) if t.requires_grad]
+        call.keep(outputs)
+        for place, output in enumerate(outputs):
+            output.register_hook(partial(self._reached, call, place))
 
     def _tell(self, slow: list[Sink]) -> None:
         new = [sink for sink in slow if sink not in self._told]
@@ -266,8 +268,8 @@ class Squares:
                 stacklevel=2,
             )
 
-    def _reached(self, call: Recorded, grads: tuple[Tensor | None, ...]) -> None:
-        """A backward pass has the gradients of all outputs of a recorded call."""
+    def _reached(self, call: Recorded, place: int, grad: Tensor) -> None:
+        """A backward pass has the gradient of an output of a recorded call."""
         if not self._armed:
             return
         if call.examples is None:
@@ -277,7 +279,7 @@ class Squares:
                 "tensors, or tuples or dicts of them; or take those parameters out of the selection"
             )
         self.begin(call.examples)
-        self._pass_calls.append((call, grads))
+        self._pass_calls[call][place] = grad.detach()
 
     def _end_pass(self) -> None:
         """All gradients are there: square what had to wait, and count."""
@@ -304,8 +306,8 @@ class Squares:
             if not sink.met and _grad_state(sink) != self._grads_before[sink]:
                 raise UnsupportedError(
                     f"{sink.segment.name} got a gradient, but no use of it was seen while armed: "
-                    "it was used before arming, or inside compiled or scripted code. Run the "
-                    "forward pass inside armed(), uncompiled."
+                    "it was used before arming, in compiled or scripted code, or under re-entrant "
+                    "checkpointing. Run the plain forward pass inside armed()."
                 )
 
     def _drop_open_pass(self) -> None:
@@ -316,13 +318,13 @@ class Squares:
 
     def _close_pass(self) -> None:
         self._pass_examples = None
-        self._pass_calls = []
+        self._pass_calls.clear()
         for sink in self._by_id.values():
             sink.end_pass()
 
 
 def _in_backward() -> bool:
-    """Whether some backward pass is under way, as when checkpointing computes a layer again."""
+    """Whether a backward pass is under way: checkpointing calls layers in there."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
