@@ -15,6 +15,7 @@ LAYERS = [
     {"kl", "model", "loss", "rule", "predictive"},
     {"posterior", "expectations", "curvature"},
     {"objectives", "learner"},
+    {"optim"},
     {"methods", "gallery"},
     {"train"},
     {"sweep", "report"},

@@ -33,3 +33,7 @@ class UnsupportedError(CredoError, NotImplementedError):
 
 class ConvergenceError(CredoError, RuntimeError):
     """An iteration did not come to rest; the message says how far it got and what may help."""
+
+
+class MissingExtraError(CredoError, ImportError):
+    """A package that only some features need is not installed; the message says which."""

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from credo.errors import CredoError
+from credo.errors import MissingExtraError
 from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
 from credo.families import DiagGaussian
 from credo.gallery.policy_search import PolicySearch
@@ -42,10 +42,6 @@ POLICIES: tuple[Policy, ...] = ("linear", "mlp")
 HIDDEN = 8
 SIZES: dict[str, int] = {"linear": 4, "mlp": 6 * HIDDEN + 1}
 FINAL_EPISODES = 20
-
-
-class MissingExtraError(CredoError, ImportError):
-    """A package that only some experiments need is not installed; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
