@@ -109,7 +109,7 @@ def test_the_scalar_example_of_the_tempered_form() -> None:
     assert precision(opt, net).item() == pytest.approx(100 * 2 / 0.3 + 5, rel=1e-12)
 
 
-COPIES = 8000
+COPIES = 5000
 """Independent copies of one weight: the average over them is a Monte Carlo estimate."""
 
 
@@ -232,7 +232,7 @@ def trained_on_logistic(kind: type[NaturalOptimizer], **options: Any) -> tuple[T
     def loss() -> Tensor:
         return F.binary_cross_entropy_with_logits(net(X), targets, reduction="none").sum(1).mean()
 
-    steps(opt, loss, 150)
+    steps(opt, loss, 400)
     means, scales = [], []
     for group in opt.param_groups:
         group["lr"] /= 5
@@ -246,34 +246,37 @@ def trained_on_logistic(kind: type[NaturalOptimizer], **options: Any) -> tuple[T
 def test_von_finds_the_best_mean_field_posterior_of_logistic_regression() -> None:
     """The resting point is the optimum by scipy; the training comes within 2 % of a scale of it.
 
-    Steps of finite size leave a bias of their order: the last rate is 0.02, that of h 0.03.
+    Steps of finite size leave a bias of their order: the last rate is 0.02, that of h 0.01.
     """
     m, scale = resting_point(squares=False)
     best_m, best_scale = best_mean_field()
     np.testing.assert_allclose(m, best_m, atol=1e-6)
     np.testing.assert_allclose(scale, best_scale, rtol=1e-6)
-    found_m, found_scale = trained_on_logistic(VON, lr=0.1, betas=(0.0, 0.97))
+    found_m, found_scale = trained_on_logistic(VON, lr=0.1, betas=(0.0, 0.99))
     np.testing.assert_allclose(found_m, best_m, atol=0.02 * float(scale.min()))
     np.testing.assert_allclose(found_scale, best_scale, rtol=0.01)
 
 
 def test_mean_field_is_near_the_true_posterior_of_logistic_regression() -> None:
-    """What the family costs here: mean within a tenth of a scale, scales at most 12 % too small."""
+    """What the family costs here: mean within 0.05 scales, scales 6 % too small."""
     m, scale = best_mean_field()
     true_m, true_scale = true_posterior()
-    np.testing.assert_allclose(m, true_m, atol=0.1 * float(true_scale.min()))
-    assert ((0.88 * true_scale < scale) & (scale < 1.02 * true_scale)).all()
+    np.testing.assert_allclose(m, true_m, atol=0.05 * float(true_scale.min()))
+    np.testing.assert_allclose(scale / true_scale, [0.942, 0.944], atol=1e-3)
 
 
 def test_vogn_finds_its_own_posterior_of_logistic_regression() -> None:
-    """E_q[mean g_i²] in place of E_q[H] moves the resting point; training finds that one."""
+    """E_q[mean g_i²] in place of E_q[H] moves the resting point; training finds that one.
+
+    Here its scales are 13 % and 11 % wider than the best, its mean 0.05 scales away.
+    """
     m, scale = resting_point(squares=True)
-    _, exact_scale = resting_point(squares=False)
-    found_m, found_scale = trained_on_logistic(VOGN, lr=0.1, betas=(0.0, 0.97))
+    exact_m, exact_scale = resting_point(squares=False)
+    found_m, found_scale = trained_on_logistic(VOGN, lr=0.1, betas=(0.0, 0.99))
     np.testing.assert_allclose(found_m, m, atol=0.02 * float(scale.min()))
     np.testing.assert_allclose(found_scale, scale, rtol=0.01)
-    ratio = scale / exact_scale
-    assert np.abs(ratio - 1).max() > 0.02, "and that is not the mean-field optimum"
+    np.testing.assert_allclose(scale / exact_scale, [1.130, 1.113], atol=1e-3)
+    np.testing.assert_allclose((m - exact_m) / exact_scale, [0.049, -0.024], atol=1e-3)
 
 
 # --- other people's updates -----------------------------------------------------------------------
@@ -364,9 +367,8 @@ def test_curvature_never_loses_more_than_half(
     Rounding is relative to the largest number met, found²·rate²/a where that is large.
     """
     h = torch.tensor([before], dtype=torch.float64)
-    absorb_curvature_(
-        h, torch.tensor([found], dtype=torch.float64), delta, rate, torch.empty_like(h)
-    )
+    surplus = h - found
+    absorb_curvature_(h, surplus, delta, rate, torch.empty_like(h))
     slack = 1e-12 * (before + delta + rate * abs(found))
     assert float(h) + delta >= 0.5 * (before + delta) - slack
 

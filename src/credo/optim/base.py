@@ -259,9 +259,9 @@ class NaturalOptimizer(Optimizer, ABC):
         with torch.no_grad():
             for where, group in self._parts():
                 if not group["deterministic"]:
-                    n, h = self.effective_data(group), self._memory["curvature"][where]
-                    scale = torch.mul(h, n, out=self._scale[where])
-                    scale.add_(group["prior_precision"]).rsqrt_()
+                    h, n = self._memory["curvature"][where], self.effective_data(group)
+                    precision = h.new_tensor(group["prior_precision"])
+                    torch.add(precision, h, alpha=n, out=self._scale[where]).rsqrt_()
 
     def _perturb(self, flat: FlatParams) -> None:
         """Write m + σε into the network."""

@@ -47,12 +47,13 @@ from credo.optim.groups import Group, Params, refuse_both
 from credo.types import Vector
 
 
-def absorb_curvature_(h: Vector, found: Vector, delta: float, rate: float, scratch: Vector) -> None:
-    """h ← h + x + x²/(2(h + δ)) with x = rate·(found − h), in place; ``found`` is used up."""
+def absorb_curvature_(
+    h: Vector, surplus: Vector, delta: float, rate: float, scratch: Vector
+) -> None:
+    """h ← h + x + x²/(2(h + δ)) with x = −rate·surplus and surplus = h − ĥ, which is used up."""
     bound = torch.add(h, delta, out=scratch)
-    change = found.sub_(h)
-    h.add_(change, alpha=rate)
-    h.addcdiv_(change.square_(), bound, value=0.5 * rate * rate)
+    h.sub_(surplus, alpha=rate)
+    h.addcdiv_(surplus.square_(), bound, value=0.5 * rate * rate)
 
 
 class IVON(NaturalOptimizer):
@@ -106,6 +107,7 @@ class IVON(NaturalOptimizer):
             options["prior_precision"] = prior_precision
         super().__init__(params, options)
         self._products = torch.empty_like(self._eps)
+        self._share = 1.0
 
     def _check(self, group: Group) -> None:
         positive("hess_init", group["hess_init"])
@@ -113,22 +115,24 @@ class IVON(NaturalOptimizer):
             positive("clip_radius", group["clip_radius"])
 
     def _harvest(self, gradient: Vector) -> None:
-        """ḡ∘ε/σ of the random weights."""
-        target = self._eps if self._samples else self._products
-        torch.mul(self._noise_now, gradient[: self._num_random], out=target).div_(self._scale)
+        """Add ḡ∘ε; all blocks of a step have the same σ, by which it is divided later."""
+        random = gradient[: self._num_random]
         if self._samples:
-            self._products.add_(target)
+            self._products.addcmul_(self._noise_now, random)
+        else:
+            torch.mul(self._noise_now, random, out=self._products)
 
     def _average(self, samples: int, unit: float) -> None:
-        if samples * unit != 1.0:
-            self._products.div_(samples * unit)
+        self._share = 1.0 / (samples * unit)
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         beta1, beta2 = group["betas"]
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
         scratch = self._scratch[where]
         if not group["deterministic"]:
-            absorb_curvature_(h, self._products[where], delta, 1.0 - beta2, scratch)
+            products, scale = self._products[where], self._scale[where]
+            surplus = torch.addcdiv(h, products, scale, value=-self._share, out=products)
+            absorb_curvature_(h, surplus, delta, 1.0 - beta2, scratch)
         momentum.lerp_(self._gradient[where], 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         rate = group["lr"] * ((group["hess_init"] + delta) if group["rescale_lr"] else 1.0)

@@ -197,7 +197,8 @@ class VON(NaturalOptimizer):
         gradient = self._gradient[where]
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
         scratch = self._scratch[where]
-        absorb_curvature_(h, self._diagonal[where], delta, 1.0 - beta2, scratch)
+        surplus = torch.sub(h, self._diagonal[where], out=self._diagonal[where])
+        absorb_curvature_(h, surplus, delta, 1.0 - beta2, scratch)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         denominator = torch.add(h, delta + group["damping"], out=scratch)

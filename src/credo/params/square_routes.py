@@ -192,9 +192,7 @@ class Convolution(Rule):
             by_weight = whole if wanted[1] else by_weight
         return by_input, by_weight, by_bias
 
-    def _examples(
-        self, image: Tensor, response: Tensor, shape: torch.Size
-    ) -> tuple[Examples, int]:
+    def _examples(self, image: Tensor, response: Tensor, shape: torch.Size) -> tuple[Examples, int]:
         """Gradients of the map image → response, by the faster of two routes.
 
         Sixteen channels are what the CPU library's convolution is made for (ResNet-20's first

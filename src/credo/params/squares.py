@@ -26,7 +26,8 @@ Anything else (recurrent kernels, ``W.t()``, masked or normalised weights) is co
 network's call is recorded and each example run again alone; a warning names those parameters once.
 
 What it rests on. The loss is a sum (``loss_reduction="sum"``) or mean over the examples, which are
-the first dimension of the network's inputs. Where examples are mixed on the way, above all by batch
+the first dimension of the network's inputs; a mean over tokens or pixels is one over examples if
+each has equally many, and else needs weights that only the caller knows. Where examples are mixed on the way, above all by batch
 normalisation in training mode, an example has no loss of its own; g_i is then example i's share of
 the batch gradient at each layer's own place: the backward pass sends g_i to position i of a layer's
 output, through the batch statistics, and that row's product with row i of the input is squared.
@@ -303,7 +304,8 @@ class Squares:
     def _check_all_met(self) -> None:
         """Refuse a parameter that got a gradient by a way that was not seen."""
         for sink in self._by_id.values():
-            if not sink.met and _grad_state(sink) != self._grads_before[sink]:
+            now = _grad_state(sink)
+            if not sink.met and now is not None and now != self._grads_before[sink]:
                 raise UnsupportedError(
                     f"{sink.segment.name} got a gradient, but no use of it was seen while armed: "
                     "it was used before arming, in compiled or scripted code, or under re-entrant "
