@@ -226,7 +226,7 @@ def trained_on_logistic(kind: type[NaturalOptimizer], **options: Any) -> tuple[T
     copies = 40
     net = nn.Linear(2, copies, bias=False).double()
     nn.init.zeros_(net.weight)
-    opt = kind(net, num_data=ROWS, prior_precision=PRIOR, **options)
+    opt = kind(net, num_data=ROWS, prior_precision=PRIOR, hess_init=0.1, **options)
     targets = Y.unsqueeze(1).expand(-1, copies)
 
     def loss() -> Tensor:

@@ -27,12 +27,12 @@ network's call is recorded and each example run again alone; a warning names tho
 
 What it rests on. The loss is a sum (``loss_reduction="sum"``) or mean over the examples, which are
 the first dimension of the network's inputs; a mean over tokens or pixels is one over examples if
-each has equally many, and else needs weights that only the caller knows. Where examples are mixed on the way, above all by batch
-normalisation in training mode, an example has no loss of its own; g_i is then example i's share of
-the batch gradient at each layer's own place: the backward pass sends g_i to position i of a layer's
-output, through the batch statistics, and that row's product with row i of the input is squared.
-This is also the practice of Osawa et al. (2019, arXiv:1906.02506). It is *not* the gradient with
-the statistics held constant. The gain and shift of such a norm layer have no share at all.
+each has equally many, and else needs weights that only the caller knows. Where examples are mixed
+on the way, above all by batch normalisation in training mode, an example has no loss of its own;
+g_i is then example i's share of the batch gradient at each layer's own place: what the backward
+pass brings to position i of a layer's output, through the batch statistics, times row i of its
+input. This is also the practice of Osawa et al. (2019, arXiv:1906.02506). It is *not* the gradient
+with the statistics held constant. The gain and shift of such a norm layer have no share at all.
 
 Two calls of the network in one backward pass are two parts of one example's loss, row by row.
 """
