@@ -156,6 +156,12 @@ def test_a_strange_state_is_refused_and_nothing_lost(kind: type) -> None:
 
 
 @every
+def test_copies_are_refused(kind: type) -> None:
+    with pytest.raises(UnsupportedError, match="state_dict"):
+        copy.deepcopy(make(kind, network()))
+
+
+@every
 def test_state_entries_are_views_of_the_flat_memory(kind: type) -> None:
     net = network()
     opt = make(kind, net)
@@ -503,6 +509,18 @@ def test_grad_scaler_skips_infinities_and_goes_on(kind: type) -> None:
         backward(opt, scaler.scale(loss_of(net)))
     scaler.step(opt)
     assert not torch.equal(weights(net), before)
+
+
+@every
+def test_infinities_that_only_the_scaler_saw_skip_the_step_too(kind: type) -> None:
+    net = network()
+    opt = make(kind, net)
+    before = weights(net)
+    with opt.sampled():
+        backward(opt, loss_of(net))
+    opt.grad_scale, opt.found_inf = torch.tensor(1.0), torch.tensor(1.0)
+    opt.step()
+    assert torch.equal(weights(net), before)
 
 
 @every

@@ -47,6 +47,8 @@ from credo.posterior import Posterior
 from credo.storage import under
 from credo.types import Batch, Clock, FlatDistribution, Info, Json
 
+DEFAULT_TEMPERATURE = Balanced(tau=0.1)
+"""That of `VI`."""
 NOISE_LR = 3e-3
 """Adam's rate for learned noise: that of `MAP`."""
 
@@ -76,7 +78,7 @@ class NaturalMethod(ABC):
     betas: tuple[float, float]
     hess_init: float
     samples: int = 1
-    temperature: Temperature = Balanced(tau=0.1)
+    temperature: Temperature = DEFAULT_TEMPERATURE
     draws: Draws = "table"
     default_epochs: int = 20
 
@@ -232,15 +234,15 @@ class Vadam(NaturalMethod):
 
 def _groups(model: Model, prior: DiagGaussian) -> list[Group]:
     """The random parameters by the precision of their prior, and the point parameters."""
-    flat, groups = model.flat, {}
-    slices = model.random.slices()
+    flat, slices = model.flat, model.random.slices()
+    groups: dict[float, list[Tensor]] = {}
     for segment in model.random.segments:
         precisions = prior.precision[slices[segment.name]]
         first = float(precisions[0])
         if not bool((precisions == first).all()):
             raise UnsupportedError(
                 f"the prior gives the weights of {segment.name} different scales; these methods "
-                "take one for each parameter tensor, as credo.priors.Normal makes them. VI takes any"
+                "take one for each tensor, as credo.priors.Normal makes them. VI takes any prior"
             )
         groups.setdefault(first, []).append(flat.parameter_at[segment.start])
     random: list[Group] = [{"params": some, "prior_precision": p} for p, some in groups.items()]

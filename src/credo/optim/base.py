@@ -244,6 +244,12 @@ class NaturalOptimizer(Optimizer, ABC):
         clock = self.param_groups[0]
         self._noise = source(clock["draws"], clock["seed"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise UnsupportedError(
+            "an optimizer lives in its network's memory and can't be copied or pickled: copy "
+            "optimizer.state_dict() and load it into a new one"
+        )
+
     # --- arithmetic that all share ----------------------------------------------------------------
 
     @staticmethod
