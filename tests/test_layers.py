@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "credo"
 
 LAYERS = [
     {"errors", "checks", "types", "version"},
-    {"noise", "quadrature", "storage", "params", "likelihoods", "metrics", "data"},
+    {"noise", "quadrature", "collectives", "storage", "params", "likelihoods", "metrics", "data"},
     {"families"},
     {"priors"},
     {"kl", "model", "loss", "rule", "predictive"},

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from credo import families as families
     from credo import likelihoods as likelihoods
     from credo import metrics as metrics
+    from credo import optim as optim
     from credo import params as params
     from credo import priors as priors
+    from credo.methods import IVON as IVON
     from credo.methods import MAP as MAP
     from credo.methods import MLE as MLE
     from credo.methods import VI as VI
+    from credo.methods import VOGN as VOGN
+    from credo.methods import Vadam as Vadam
     from credo.model import Model as Model
     from credo.objectives import Balanced as Balanced
     from credo.posterior import Posterior as Posterior
@@ -32,9 +36,12 @@ if TYPE_CHECKING:
     from credo.train import fit as fit
 
 _HOMES = {
+    "IVON": "methods",
     "MAP": "methods",
     "MLE": "methods",
     "VI": "methods",
+    "VOGN": "methods",
+    "Vadam": "methods",
     "Balanced": "objectives",
     "Model": "model",
     "Posterior": "posterior",
@@ -42,7 +49,7 @@ _HOMES = {
     "fit": "train",
     "load": "posterior",
 }
-_MODULES = ("data", "families", "likelihoods", "metrics", "params", "priors")
+_MODULES = ("data", "families", "likelihoods", "metrics", "optim", "params", "priors")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
