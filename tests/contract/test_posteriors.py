@@ -16,7 +16,10 @@ from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import DiagGaussian, Empirical
 from credo.posterior import Posterior
 
-pytestmark = pytest.mark.filterwarnings("ignore:activation noise reaches:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:activation noise reaches:UserWarning"),
+    pytest.mark.filterwarnings("ignore:per-example gradients of these:UserWarning"),
+]
 
 METHODS = {
     "MAP": lambda: credo.MAP(),
@@ -24,6 +27,9 @@ METHODS = {
     "VI": lambda: credo.VI(lr=0.01),
     "VI local": lambda: credo.VI(lr=0.01, noise="local"),
     "VI flipout": lambda: credo.VI(lr=0.01, noise="flipout"),
+    "IVON": lambda: credo.IVON(lr=0.01),
+    "VOGN": lambda: credo.VOGN(),
+    "Vadam": lambda: credo.Vadam(),
 }
 LIKELIHOOD = credo.likelihoods.Categorical()
 

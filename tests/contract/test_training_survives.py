@@ -26,6 +26,10 @@ METHODS = {
     "VI, two samples": lambda: credo.VI(lr=0.01, samples=2, kl_weights=0.5, warmup=1.0),
     "VI, sgd": lambda: credo.VI(lr=0.01, optimizer="sgd"),
     "VI, score": lambda: credo.VI(lr=0.01, estimator="score", samples=4),
+    "IVON": lambda: credo.IVON(),
+    "IVON, two samples": lambda: credo.IVON(samples=2),
+    "VOGN": lambda: credo.VOGN(),
+    "Vadam": lambda: credo.Vadam(),
 }
 """Every method goes through the same table: add yours."""
 

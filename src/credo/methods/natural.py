@@ -235,7 +235,7 @@ class Vadam(NaturalMethod):
 def _groups(model: Model, prior: DiagGaussian) -> list[Group]:
     """The random parameters by the precision of their prior, and the point parameters."""
     flat, slices = model.flat, model.random.slices()
-    groups: dict[float, list[Tensor]] = {}
+    groups: dict[float, list[tuple[str, Tensor]]] = {}
     for segment in model.random.segments:
         precisions = prior.precision[slices[segment.name]]
         first = float(precisions[0])
@@ -244,9 +244,9 @@ def _groups(model: Model, prior: DiagGaussian) -> list[Group]:
                 f"the prior gives the weights of {segment.name} different scales; these methods "
                 "take one for each tensor, as credo.priors.Normal makes them. VI takes any prior"
             )
-        groups.setdefault(first, []).append(flat.parameter_at[segment.start])
+        groups.setdefault(first, []).append((segment.name, flat.parameter_at[segment.start]))
     random: list[Group] = [{"params": some, "prior_precision": p} for p, some in groups.items()]
-    points = [flat.parameter_at[s.start] for s in model.deterministic.segments]
+    points = [(s.name, flat.parameter_at[s.start]) for s in model.deterministic.segments]
     return [*random, *([{"params": points, "deterministic": True}] if points else [])]
 
 
