@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,8 +38,30 @@ def credo_step(net: nn.Module, method: credo.VI, x: torch.Tensor, y: torch.Tenso
     return lambda: method.update(state, (x, y))
 
 
+def optimizer_step(
+    make: Callable[..., torch.optim.Optimizer], net: nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> Callable:
+    """The two changed lines of `credo.optim` in a loop that already exists."""
+    optimizer = make(net, num_data=rivals.NUM_DATA)
+
+    def step() -> None:
+        with optimizer.sampled():
+            F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+OPTIMIZERS = {
+    f"credo {kind.__name__}, {draws} draws": partial(kind, draws=draws)
+    for kind in (credo.optim.IVON, credo.optim.Vadam, credo.optim.VOGN)
+    for draws in ("normal", "table")
+}
+
+
 def training(net: str) -> list[Row]:
-    """One training step of mean-field VI, relative to the same network's Adam step."""
+    """One Bayesian training step, relative to the same network's Adam step."""
     make, (x, y) = NETS[net], batch(net)
     contestants: Contestants = {
         "adam": adam_step(make(), x, y),
@@ -51,6 +74,8 @@ def training(net: str) -> list[Row]:
     if net == "lenet5":
         for noise in ("local", "flipout"):
             contestants[f"credo VI, {noise}"] = credo_step(make(), credo.VI(noise=noise), x, y)
+    for name, optimizer in OPTIMIZERS.items():
+        contestants[name] = optimizer_step(optimizer, make(), x, y)
     contestants |= rivals.training_steps(make, x, y)
     rounds, steps = ROUNDS[net]
     return interleave("training step", net, contestants, BASELINES, rounds, steps)

@@ -224,9 +224,9 @@ class IVON(NaturalMethod):
 class Vadam(NaturalMethod):
     """Adam with weight noise: squared minibatch gradients for curvature, and a square root."""
 
-    lr: float = 1e-3
+    lr: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.999)
-    hess_init: float = 0.01
+    hess_init: float = 0.0
 
     def _optimizer(self, groups: list[Group], net: nn.Module, shared: dict[str, Any]) -> Any:
         return optim.Vadam(groups, **shared)

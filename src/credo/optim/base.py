@@ -25,6 +25,12 @@ h      ``hess_init``        the curvature's first value; ``state[p]["curvature"]
 ====== ==================== ====================================================================
 
 Noise is a function of (``seed``, step, sample), so nothing is stored to resume exactly.
+
+Many ranks. Where ``torch.distributed`` was initialised (``torchrun``), each rank draws noise of its
+own and ``step()`` averages over blocks and ranks: `credo.optim.ranks`. K ranks are K samples, or
+with ``shared_noise=True`` one sample for a batch that is K times as large. Ranks count alike for
+their blocks (`VOGN` weighs them by their examples), which have to be equally many. The state of
+any rank can be loaded on any number of them. ``process_group`` names the ranks, by default all.
 """
 
 from __future__ import annotations
@@ -32,27 +38,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from credo.errors import (
-    BindingError,
-    CheckpointError,
-    NonFiniteError,
-    UnsupportedError,
-)
-from credo.families import DiagGaussian
-from credo.model import Model
+from credo.collectives import unwrap
+from credo.errors import NonFiniteError, UnsupportedError
 from credo.noise import source
 from credo.optim.groups import Group, Params, groups_of
 from credo.optim.layout import Layout
-from credo.params import FlatParams, bind
+from credo.optim.ranks import Tally, Team
+from credo.optim.results import posterior_of, refuse_strange_state
+from credo.params import FlatParams
 from credo.posterior import Posterior
-from credo.priors import Normal
 from credo.types import Likelihood, Vector
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class NaturalOptimizer(Optimizer, ABC):
@@ -65,7 +69,8 @@ class NaturalOptimizer(Optimizer, ABC):
 
     The loss is a *mean* over examples. Gradients are collected when a ``sampled()`` block ends:
     clip or unscale them inside of it. Several blocks before ``step()`` are averaged, be they
-    draws or micro-batches of equal size.
+    draws or micro-batches of equal size. A module may be a `DistributedDataParallel`: in the block
+    it leaves each rank its own gradients, which ``step()`` averages.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("momentum", "curvature")
@@ -76,8 +81,15 @@ class NaturalOptimizer(Optimizer, ABC):
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Params, options: Group) -> None:
-        _refuse_several_ranks()
+    def __init__(
+        self,
+        params: Params,
+        options: Group,
+        process_group: ProcessGroup | None = None,
+        shared_noise: bool = False,
+    ) -> None:
+        self._team = Team(params, process_group, shared_noise)
+        params = unwrap(params) if isinstance(params, nn.Module) else params
         groups = groups_of(params, {**options, "deterministic": False})
         for group in groups:
             self._check(group)
@@ -87,6 +99,7 @@ class NaturalOptimizer(Optimizer, ABC):
         self._layout = Layout(params, self.param_groups)
         like = self._layout.bound().vector
         self._num_random = self._layout.num_random
+        self._team.agree_on_layout(like, self._num_random)
         self._memory = {name: torch.zeros_like(like) for name in self.vectors}
         for where, group in self._parts():
             self._memory["curvature"][where] = group["hess_init"]
@@ -119,8 +132,16 @@ class NaturalOptimizer(Optimizer, ABC):
     def _harvest(self, gradient: Vector) -> None:
         """Collect from a block what is needed besides its ``gradient``."""
 
-    def _average(self, samples: int, unit: float) -> None:
+    def _average(self, samples: float, unit: float) -> None:
         """Make what was collected a mean: of ``samples`` blocks, of losses times ``unit``."""
+
+    def _sums(self) -> list[tuple[Vector, int]]:
+        """What ranks add up, and the power of the loss's factor in it; first the gradient."""
+        return [(self._gradient, 1), *((vector, 1) for vector in self._collected().values())]
+
+    def _weight(self, samples: int) -> float:
+        """How much this rank's mean over ``samples`` blocks counts among the others'."""
+        return float(samples)
 
     def _collected(self) -> dict[str, Vector]:
         """What `_harvest` collected, by name, to be looked at for overflow."""
@@ -147,7 +168,7 @@ class NaturalOptimizer(Optimizer, ABC):
         self._is_sampling = True
         try:
             self._perturb(flat)
-            with self._before_forward():
+            with self._team.block(self._layout.parameters), self._before_forward():
                 yield
             with torch.no_grad():
                 self._gather()
@@ -169,7 +190,7 @@ class NaturalOptimizer(Optimizer, ABC):
         if self._is_sampling:
             raise UnsupportedError("step() inside of sampled(): leave the block first")
         losses = [] if closure is None else self._losses(closure)
-        if not self._samples:
+        if not self._samples and not self._team.several:
             raise UnsupportedError(
                 "step() without a draw: compute the loss and call backward inside "
                 "`with optimizer.sampled():`, or give step() a closure"
@@ -189,35 +210,8 @@ class NaturalOptimizer(Optimizer, ABC):
         """
         if self._is_sampling:
             raise UnsupportedError("posterior() inside of sampled(): leave the block first")
-        flat = bind(net)
         self._write_scale()
-        scales, precisions = {}, {}
-        for group in self.param_groups:
-            if not group["deterministic"]:
-                for parameter in group["params"]:
-                    scales[id(parameter)] = self._scale[self._layout.place(parameter).slice]
-                    precisions[id(parameter)] = float(group["prior_precision"])
-        if not scales:
-            raise UnsupportedError(
-                "every group is deterministic: there is no distribution to give. The trained "
-                "network itself is the result"
-            )
-        here = {s.name: id(p) for s, p in zip(flat.segments, flat.parameters, strict=True)}
-        missing = len(scales.keys() - here.values())
-        if missing:
-            raise BindingError(
-                f"{missing} of the {len(scales)} random parameters of this optimizer are not in "
-                f"the {type(net).__name__} given: pass the network that was trained"
-            )
-        prior_scales = {n: precisions[i] ** -0.5 for n, i in here.items() if i in precisions}
-        values = set(prior_scales.values())
-        prior = Normal(values.pop()) if len(values) == 1 else Normal.per_layer(prior_scales)
-        model = Model(net, likelihood, prior, random=lambda s: s.name in prior_scales)
-        random = model.random
-        q = DiagGaussian(
-            random.read(flat.vector), torch.cat([scales[here[s.name]] for s in random.segments])
-        )
-        return Posterior.at_network(model, q, draws=self.param_groups[0]["draws"])
+        return posterior_of(unwrap(net), likelihood, self.param_groups, self._layout, self._scale)
 
     def add_param_group(self, param_group: Group) -> None:
         """Only the constructor may: the flat vectors are laid out once."""
@@ -233,13 +227,14 @@ class NaturalOptimizer(Optimizer, ABC):
 
         The network's weights are the mean, so load them too. Harvests since the last step are lost.
         """
-        self._refuse_strange_state(state_dict)
+        refuse_strange_state(state_dict, self.param_groups, self.vectors, type(self).__name__)
         super().load_state_dict(state_dict)
         with torch.no_grad():
             for parameter in self._layout.parameters:
                 for name, memory in self._memory.items():
                     self._layout.part(memory, parameter).copy_(self.state[parameter][name])
         self._point_state_at_memory()
+        self._team.doubt()
         self._samples = 0
         clock = self.param_groups[0]
         self._noise = source(clock["draws"], clock["seed"])
@@ -275,13 +270,15 @@ class NaturalOptimizer(Optimizer, ABC):
             return
         if not self._samples:
             self._write_scale()
-        clock = self.param_groups[0]
-        # The last number is the rank.
-        key = (clock["step"] + clock["skipped"], self._samples, 0)
-        self._noise_now = self._noise.draw(self._eps, *key)
+        self._noise_now = self._noise.draw(self._eps, *self._noise_key())
         with flat.writing() as vector:
             random = vector[: self._num_random]
             torch.addcmul(self._mean, self._scale, self._noise_now, out=random)
+
+    def _noise_key(self) -> tuple[int, int, int]:
+        """Of the block that is next or under way: its step and draw."""
+        clock = self.param_groups[0]
+        return clock["step"] + clock["skipped"], self._team.draw_number(self._samples), 0
 
     # --- machinery --------------------------------------------------------------------------------
 
@@ -299,11 +296,14 @@ class NaturalOptimizer(Optimizer, ABC):
             raise
         return losses
 
-    def _advance(self, samples: int) -> None:
-        unit = self._unit(samples)
+    def _advance(self, blocks: int) -> None:
+        samples, unit = float(blocks), self._unit(blocks)
         vectors = [self._gradient, *self._collected().values()]
         found_inf = getattr(self, "found_inf", None)
         overflow = found_inf is not None and bool(found_inf)
+        if self._team.several:
+            samples, overflow = self._add_up_ranks(blocks, unit, overflow)
+            unit = 1.0
         if overflow or not all(_is_finite(vector) for vector in vectors):
             for group in self.param_groups:
                 group["skipped"] += 1
@@ -318,6 +318,24 @@ class NaturalOptimizer(Optimizer, ABC):
                 delta = group["prior_precision"] / self.effective_data(group)
                 group["step"] += 1
                 self._update(group, vector[where], where, delta)
+
+    def _add_up_ranks(self, blocks: int, unit: float, overflow: bool) -> tuple[float, bool]:
+        """Make the sums those of all ranks, of which each undoes its own scaling of the loss."""
+        weight = self._weight(blocks) if blocks else 0.0
+        for vector, power in self._sums():
+            if not blocks:
+                vector.zero_()
+            elif weight != blocks * unit**power:
+                vector.mul_(weight / (blocks * unit**power))
+        clock = self.param_groups[0]
+        state = {"weights": [self._layout.bound().vector], "state": list(self._memory.values())}
+        total = self._team.add_up(
+            [vector for vector, _ in self._sums()],
+            Tally(blocks, weight, overflow),
+            clock["step"] + clock["skipped"],
+            state,
+        )
+        return total.weight, total.overflow
 
     def _unit(self, samples: int) -> float:
         """What `torch.amp.GradScaler` multiplied the loss by, as far as it was not undone."""
@@ -356,27 +374,6 @@ class NaturalOptimizer(Optimizer, ABC):
                 name: self._layout.part(memory, parameter) for name, memory in self._memory.items()
             }
 
-    def _refuse_strange_state(self, state_dict: dict[str, Any]) -> None:
-        groups = state_dict.get("param_groups", [])
-        sizes, expected = (
-            [len(group["params"]) for group in some] for some in (groups, self.param_groups)
-        )
-        if sizes != expected:
-            raise CheckpointError(
-                f"the state has groups of {sizes} parameters, this optimizer of {expected}"
-            )
-        indices = [index for group in groups for index in group["params"]]
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for index, parameter in zip(indices, parameters, strict=True):
-            stored = state_dict["state"].get(index, {})
-            found = {name: tuple(t.shape) for name, t in stored.items() if isinstance(t, Tensor)}
-            wanted = dict.fromkeys(self.vectors, tuple(parameter.shape))
-            if found != wanted:
-                raise CheckpointError(
-                    f"parameter {index} needs state {wanted}, but the stored one has {found}: it "
-                    f"belongs to another network or is not of {type(self).__name__}"
-                )
-
     def _raise_nonfinite(self) -> None:
         step = self.param_groups[0]["step"]
         for name, vector in (("gradient", self._gradient), *self._collected().items()):
@@ -392,14 +389,3 @@ class NaturalOptimizer(Optimizer, ABC):
 def _is_finite(vector: Vector) -> bool:
     # A sum is one cheap pass; it may overflow where no number is infinite.
     return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())
-
-
-def _refuse_several_ranks() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        ranks = torch.distributed.get_world_size()
-        if ranks > 1:
-            raise UnsupportedError(
-                f"natural-gradient optimizers run in one process, not {ranks}: DDP would average "
-                "the gradients before their products with the noise are taken, and the curvature "
-                "would come out too small"
-            )

@@ -38,6 +38,8 @@ Reference: Shen et al., 2024 (arXiv:2402.17641); the positive step is Lin et al.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from credo.checks import positive
@@ -45,6 +47,9 @@ from credo.noise import Draws
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params, refuse_both
 from credo.types import Vector
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def absorb_curvature_(
@@ -82,6 +87,8 @@ class IVON(NaturalOptimizer):
         samples: int = 1,
         draws: Draws = "table",
         seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        shared_noise: bool = False,
     ) -> None:
         if prior_precision is not None and weight_decay is not None:
             refuse_both(prior_precision, weight_decay)
@@ -105,7 +112,7 @@ class IVON(NaturalOptimizer):
             options["weight_decay"] = 1e-4 if weight_decay is None else weight_decay
         else:
             options["prior_precision"] = prior_precision
-        super().__init__(params, options)
+        super().__init__(params, options, process_group, shared_noise)
         self._products = torch.empty_like(self._eps)
         self._share = 1.0
 
@@ -122,7 +129,10 @@ class IVON(NaturalOptimizer):
         else:
             torch.mul(self._noise_now, random, out=self._products)
 
-    def _average(self, samples: int, unit: float) -> None:
+    def _sums(self) -> list[tuple[Vector, int]]:
+        return [(self._gradient, 1), (self._products, 1)]
+
+    def _average(self, samples: float, unit: float) -> None:
         self._share = 1.0 / (samples * unit)
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:

@@ -30,6 +30,7 @@ Reference: Khan et al., 2018 (arXiv:1806.04854).
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,6 +38,9 @@ from credo.noise import Draws
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params
 from credo.types import Vector
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def adam_step_(
@@ -85,6 +89,8 @@ class Vadam(NaturalOptimizer):
         samples: int = 1,
         draws: Draws = "table",
         seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        shared_noise: bool = False,
     ) -> None:
         options: Group = {
             "lr": lr,
@@ -101,7 +107,7 @@ class Vadam(NaturalOptimizer):
             "draws": draws,
             "seed": seed,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, process_group, shared_noise)
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]

@@ -40,23 +40,25 @@ Reference: Osawa et al., 2019 (arXiv:1906.02506); Khan et al., 2018 (arXiv:1806.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from credo.collectives import unwrap
 from credo.errors import DataError, UnsupportedError
 from credo.noise import Draws
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params
 from credo.optim.layout import Layout
 from credo.optim.vadam import adam_step_
-from credo.params import FlatParams
 from credo.params.selection import Selection
 from credo.params.squares import Squares
 from credo.types import Vector
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class VOGN(NaturalOptimizer):
@@ -88,6 +90,8 @@ class VOGN(NaturalOptimizer):
         samples: int = 1,
         draws: Draws = "table",
         seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        shared_noise: bool = False,
     ) -> None:
         network = params if isinstance(params, nn.Module) else module
         if not isinstance(network, nn.Module):
@@ -111,31 +115,35 @@ class VOGN(NaturalOptimizer):
             "draws": draws,
             "seed": seed,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, process_group, shared_noise)
         for where, group in self._parts():
             if group["deterministic"]:
                 self._memory["curvature"][where] = 0.0
         self._mean_squares = torch.empty_like(self._eps)
         segments = self._layout.bound().segments
         random = Selection.of(s for s in segments if s.stop <= self._num_random)
-        if not random.size and loss_reduction == "sum":
+        if not random.size and loss_reduction != "mean":
             raise UnsupportedError(
                 "without random weights VOGN does not count examples, so it can't make a mean of "
                 'a summed loss: take loss_reduction="mean"'
             )
-        bound = cast(FlatParams, _Bound(self._layout, network))
-        self._squares = Squares(bound, random, loss_reduction)
+        self._squares = (
+            Squares(_Bound(self._layout, unwrap(network)), random, loss_reduction)
+            if random.size
+            else None
+        )
+        self._examples = 0
         self._loss_reduction = loss_reduction
 
     def _before_forward(self) -> AbstractContextManager[None]:
-        if not self._num_random:
+        if self._squares is None:
             return nullcontext()
         self._squares.reset()
         return self._squares.armed()
 
     def _harvest(self, gradient: Vector) -> None:
         """The mean of squares over the block's examples; a summed loss becomes a mean."""
-        if not self._num_random:
+        if self._squares is None:
             return
         target = self._eps if self._samples else self._mean_squares
         self._squares.mean(target)
@@ -143,8 +151,16 @@ class VOGN(NaturalOptimizer):
             self._mean_squares.add_(target)
         if self._loss_reduction == "sum":
             gradient.div_(self._squares.count)
+        self._examples = self._squares.count + (self._examples if self._samples else 0)
 
-    def _average(self, samples: int, unit: float) -> None:
+    def _sums(self) -> list[tuple[Vector, int]]:
+        return [(self._gradient, 1), (self._mean_squares, 2)]
+
+    def _weight(self, samples: int) -> float:
+        """Its number of examples, where they are counted."""
+        return float(self._examples if self._num_random else samples)
+
+    def _average(self, samples: float, unit: float) -> None:
         if samples * unit != 1.0:
             self._mean_squares.div_(samples * unit**2)
 
@@ -169,14 +185,18 @@ class _Bound:
     """The optimizer's buffer as the network's, which `Squares` watches, whoever binds it."""
 
     def __init__(self, layout: Layout, module: nn.Module) -> None:
-        self._layout, self.module = layout, module
+        self._layout, self._module = layout, module
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
 
     @property
     def vector(self) -> Vector:
         return self._layout.bound().vector
 
     @property
-    def parameter_at(self) -> Mapping[int, Tensor]:
+    def parameter_at(self) -> dict[int, nn.Parameter]:
         return self._layout.bound().parameter_at
 
     def check(self) -> None:

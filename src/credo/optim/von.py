@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params
 from credo.optim.ivon import absorb_curvature_
 from credo.types import Vector
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _PRODUCTS = 256
 """How many Hessian products are taken at once."""
@@ -75,6 +78,8 @@ class VON(NaturalOptimizer):
         samples: int = 1,
         draws: Draws = "table",
         seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        shared_noise: bool = False,
     ) -> None:
         if hessian not in ("exact", "hutchinson"):
             raise DataError(f'hessian must be "exact" or "hutchinson", not {hessian!r}')
@@ -95,7 +100,7 @@ class VON(NaturalOptimizer):
             "draws": draws,
             "seed": seed,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, process_group, shared_noise)
         self.hessian, self.probes = hessian, probes
         self._diagonal = torch.zeros_like(self._gradient)
         self._block = torch.zeros_like(self._gradient)
@@ -138,10 +143,9 @@ class VON(NaturalOptimizer):
                 found = self._products(gradient, rows, batched=True)
                 diagonal[start : start + len(rows)] = found.diagonal(start)
             return diagonal
-        clock = self.param_groups[0]
-        generator = torch.Generator(gradient.device)
-        key = (clock["step"] + clock["skipped"], self._samples, self._backwards)
-        generator.manual_seed(key_to_seed(clock["seed"] + 1, *key))
+        step, draw, _ = self._noise_key()
+        seed = key_to_seed(self.param_groups[0]["seed"] + 1, step, draw, self._backwards)
+        generator = torch.Generator(gradient.device).manual_seed(seed)
         total = torch.zeros_like(self._block)
         for _ in range(self.probes):
             bits = torch.randint(2, total.shape, generator=generator, device=total.device)
@@ -189,7 +193,7 @@ class VON(NaturalOptimizer):
     def _collected(self) -> dict[str, Vector]:
         return {"Hessian": self._diagonal}
 
-    def _average(self, samples: int, unit: float) -> None:
+    def _average(self, samples: float, unit: float) -> None:
         self._diagonal.div_(samples * unit)
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:

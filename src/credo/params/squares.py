@@ -44,14 +44,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from credo.errors import DataError, UnsupportedError
-from credo.params.flat import FlatParams
 from credo.params.seam import tensors_in
 from credo.params.selection import Selection
 from credo.params.square_calls import Use, Watch
@@ -59,6 +58,25 @@ from credo.params.square_replay import Recorded, example_dims, replay
 from credo.params.square_routes import Node
 from credo.params.square_sinks import Sink
 from credo.types import Vector
+
+
+class Bound(Protocol):
+    """A network whose parameters live in a flat vector: `FlatParams`, or what stands for it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The network whose calls are watched."""
+
+    @property
+    def vector(self) -> Vector:
+        """The buffer."""
+
+    @property
+    def parameter_at(self) -> Mapping[int, nn.Parameter]:
+        """Parameters by where their segments start."""
+
+    def check(self) -> None:
+        """Raise `BindingError` unless the parameters are views of the buffer."""
 
 
 class Squares:
@@ -70,7 +88,7 @@ class Squares:
 
     def __init__(
         self,
-        flat: FlatParams,
+        flat: Bound,
         selection: Selection,
         loss_reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
@@ -79,6 +97,8 @@ class Squares:
                 f'loss_reduction is {loss_reduction!r}; it can be "mean" or "sum": what the loss '
                 "does with the losses of the examples"
             )
+        if not selection.size:
+            raise DataError("the selection is empty: there are no gradients to square")
         self._flat, self._selection, self._reduction = flat, selection, loss_reduction
         half = flat.vector.dtype in (torch.float16, torch.bfloat16)
         dtype = torch.float32 if half else flat.vector.dtype

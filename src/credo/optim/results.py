@@ -1,0 +1,76 @@
+"""What leaves an optimizer and comes back: the posterior it found, the state it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from credo.errors import BindingError, CheckpointError, UnsupportedError
+from credo.families import DiagGaussian
+from credo.model import Model
+from credo.optim.groups import Group
+from credo.optim.layout import Layout
+from credo.params import bind
+from credo.posterior import Posterior
+from credo.priors import Normal
+from credo.types import Likelihood, Vector
+
+
+def posterior_of(
+    net: nn.Module, likelihood: Likelihood, groups: Sequence[Group], layout: Layout, scale: Vector
+) -> Posterior:
+    """q over the groups' random weights, whose ``scale`` is in the optimizer's order."""
+    flat = bind(net)
+    scales, precisions = {}, {}
+    for group in groups:
+        if not group["deterministic"]:
+            for parameter in group["params"]:
+                scales[id(parameter)] = scale[layout.place(parameter).slice]
+                precisions[id(parameter)] = float(group["prior_precision"])
+    if not scales:
+        raise UnsupportedError(
+            "every group is deterministic: there is no distribution to give. The trained "
+            "network itself is the result"
+        )
+    here = {s.name: id(p) for s, p in zip(flat.segments, flat.parameters, strict=True)}
+    missing = len(scales.keys() - here.values())
+    if missing:
+        raise BindingError(
+            f"{missing} of the {len(scales)} random parameters of this optimizer are not in "
+            f"the {type(net).__name__} given: pass the network that was trained"
+        )
+    prior_scales = {n: precisions[i] ** -0.5 for n, i in here.items() if i in precisions}
+    values = set(prior_scales.values())
+    prior = Normal(values.pop()) if len(values) == 1 else Normal.per_layer(prior_scales)
+    model = Model(net, likelihood, prior, random=lambda s: s.name in prior_scales)
+    random = model.random
+    q = DiagGaussian(
+        random.read(flat.vector), torch.cat([scales[here[s.name]] for s in random.segments])
+    )
+    return Posterior.at_network(model, q, draws=groups[0]["draws"])
+
+
+def refuse_strange_state(
+    state_dict: dict[str, Any], own_groups: Sequence[Group], vectors: Sequence[str], kind: str
+) -> None:
+    """Raise `CheckpointError` unless every parameter has its ``vectors`` there, in its shape."""
+    groups = state_dict.get("param_groups", [])
+    sizes, expected = ([len(group["params"]) for group in some] for some in (groups, own_groups))
+    if sizes != expected:
+        raise CheckpointError(
+            f"the state has groups of {sizes} parameters, this optimizer of {expected}"
+        )
+    indices = [index for group in groups for index in group["params"]]
+    parameters = [p for group in own_groups for p in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        stored = state_dict["state"].get(index, {})
+        found = {name: tuple(t.shape) for name, t in stored.items() if isinstance(t, Tensor)}
+        wanted = dict.fromkeys(vectors, tuple(parameter.shape))
+        if found != wanted:
+            raise CheckpointError(
+                f"parameter {index} needs state {wanted}, but the stored one has {found}: it "
+                f"belongs to another network or is not of {kind}"
+            )
