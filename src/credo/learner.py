@@ -16,7 +16,9 @@ setting of `Step`:
                   it was made with. In the exact heavy ball (`rule.step`) that is the S before it.
 ``damping`` ε     added to S or √S in the mean's step only
 ``root``          √S instead of S in the mean's step: no longer the rule, but RMSprop and Adam
-``debias``        divide S by 1 − (1 − ρ)ᵗ and ν by 1 − γᵗ, which started from zero
+``debias``        divide averages that started from zero by what they lack: "mean" divides ν by
+                  1 − γᵗ, "both" also S by 1 − (1 − ρτ)ᵗ, as Adam does
+``prior_in_momentum`` whether ν averages the prior's pull too (VOGN) or not (IVON)
 ``keep_positive`` the improved step of `Gaussian.absorb_positive`
 ================= ==============================================================================
 
@@ -37,6 +39,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -61,7 +64,8 @@ class Step:
     momentum: float = 0.0
     damping: float = 0.0
     root: bool = False
-    debias: bool = False
+    debias: Literal["none", "mean", "both"] = "none"
+    prior_in_momentum: bool = True
     keep_positive: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +77,8 @@ class Step:
                 raise DataError(f"{name} must not be negative, but it is {getattr(self, name)!r}")
         if self.momentum >= 1:
             raise DataError(f"momentum must be below 1, but it is {self.momentum!r}")
+        if self.debias not in ("none", "mean", "both"):
+            raise DataError(f'debias must be "none", "mean" or "both", not {self.debias!r}')
         if self.root and self.keep_positive:
             raise UnsupportedError(
                 "root reads S as a mean of squared gradients, which is never negative: "
@@ -94,6 +100,7 @@ class LearnerState(ABC):
     """The Gaussian that is being learned, its momentum, and how many steps it has made."""
 
     steps: int = 0
+    _velocity: Vector | None = None
 
     @property
     @abstractmethod
@@ -101,8 +108,24 @@ class LearnerState(ABC):
         """The Gaussian as it stands."""
 
     @abstractmethod
-    def move(self, step: Step, gradient: Vector, curvature: Tensor | None) -> None:
-        """One step along E[∇ℓ] and E[∇²ℓ], prior included."""
+    def absorb(self, step: Step, curvature: Tensor | None) -> None:
+        """The new S from E[∇²ℓ], the prior's precision included."""
+
+    @abstractmethod
+    def advance(self, step: Step, gradient: Vector, warm: float) -> None:
+        """The new m along ``gradient``, which is ``warm`` times what it stands for."""
+
+    def direction(self, step: Step, gradient: Vector, pull: Vector | None) -> tuple[Vector, float]:
+        """E[∇ℓ] and the prior's pull with momentum, and the factor by which it is too small."""
+        if pull is not None and (step.prior_in_momentum or not step.momentum):
+            gradient, pull = gradient + pull, None
+        if not step.momentum:
+            return gradient, 1.0
+        if self._velocity is None:
+            self._velocity = torch.zeros_like(gradient)
+        velocity = self._velocity.lerp_(gradient, 1.0 - step.momentum)
+        warm = 1.0 if step.debias == "none" else 1.0 - step.momentum**self.steps
+        return velocity if pull is None else torch.add(velocity, pull, alpha=warm), warm
 
 
 @dataclass(frozen=True)
@@ -158,14 +181,14 @@ class Learner:
 
     def move(self, state: LearnerState, gradient: Vector, curvature: Tensor | None) -> LearnerState:
         """One step, given E_q[∇ℓ] and E_q[∇²ℓ] of the loss without its prior."""
+        pull = None
         if self.prior is not None:
-            temperature = self.step.temperature
-            pull = self.prior.grad_log_prob(state.q.mean)
-            gradient = torch.sub(gradient, pull, alpha=temperature)
+            pull = self.prior.grad_log_prob(state.q.mean) * -self.step.temperature
             if curvature is not None:
-                curvature = _add(curvature, precision_of(self.prior), temperature)
+                curvature = _add(curvature, precision_of(self.prior), self.step.temperature)
         state.steps += 1
-        state.move(self.step, gradient, curvature)
+        state.absorb(self.step, curvature)
+        state.advance(self.step, *state.direction(self.step, gradient, pull))
         return state
 
     def _refuse_nonsense(self, q: Gaussian) -> None:
@@ -199,10 +222,10 @@ class Learner:
                     f"{curvature} estimates the diagonal alone, but a {name} learns a matrix: "
                     "take a DiagGaussian, or ExactHessian or GaussNewton"
                 )
-        if matrix and (self.step.root or self.step.debias):
+        if not isinstance(q, DiagGaussian) and (self.step.root or self.step.debias == "both"):
             raise UnsupportedError(
-                f"root and debias are what Adam does to each weight by itself; a {name} has a "
-                "matrix: take a DiagGaussian"
+                "root and the debiasing of S are what Adam does to each weight by itself; a "
+                f"{name} does not learn them so: take a DiagGaussian"
             )
 
 
@@ -212,7 +235,6 @@ class _DiagonalState(LearnerState):
     def __init__(self, q: DiagGaussian) -> None:
         self.mean = q.mean.detach().clone()
         self.precision = q.scale.detach().square().reciprocal().contiguous()
-        self._velocity: Vector | None = None
         self._scratch = torch.empty_like(self.mean)
 
     @property
@@ -220,29 +242,14 @@ class _DiagonalState(LearnerState):
         """The Gaussian as it stands; it moves with the state."""
         return DiagGaussian(self.mean, self.precision.rsqrt())
 
-    def move(self, step: Step, gradient: Vector, curvature: Tensor | None) -> None:
-        """S and m in as few passes over memory as the settings allow."""
+    def absorb(self, step: Step, curvature: Tensor | None) -> None:
+        """S, in place."""
         if curvature is None or curvature.shape != self.mean.shape:
             given = None if curvature is None else tuple(curvature.shape)
             raise DataError(
                 f"a DiagGaussian over {len(self.mean)} weights takes curvature "
                 f"({len(self.mean)},), got {given}"
             )
-        self._absorb(step, curvature)
-        direction, warm = gradient, 1.0
-        if step.momentum:
-            direction, warm = self._average(step, gradient)
-        precision, grown = self.precision, 1.0
-        if step.debias:
-            grown = 1.0 - step.keep**self.steps
-        if step.root:
-            precision, grown = torch.sqrt(precision, out=self._scratch), grown**0.5
-        if step.damping:
-            # ε belongs to the debiased S, so it is scaled with it.
-            precision = torch.add(precision, step.damping * grown, out=self._scratch)
-        self.mean.addcdiv_(direction, precision, value=-step.alpha * grown / warm)
-
-    def _absorb(self, step: Step, curvature: Vector) -> None:
         if step.keep_positive:
             rate = step.rate
             change = torch.sub(curvature, self.precision, alpha=step.temperature)
@@ -261,11 +268,17 @@ class _DiagonalState(LearnerState):
                 "or a curvature that is never negative (GaussNewton, ExampleSquares)"
             )
 
-    def _average(self, step: Step, gradient: Vector) -> tuple[Vector, float]:
-        if self._velocity is None:
-            self._velocity = torch.zeros_like(gradient)
-        self._velocity.lerp_(gradient, 1.0 - step.momentum)
-        return self._velocity, 1.0 - step.momentum**self.steps if step.debias else 1.0
+    def advance(self, step: Step, gradient: Vector, warm: float) -> None:
+        """m, in as few passes over memory as the settings allow."""
+        precision, grown = self.precision, 1.0
+        if step.debias == "both":
+            grown = 1.0 - step.keep**self.steps
+        if step.root:
+            precision, grown = torch.sqrt(precision, out=self._scratch), grown**0.5
+        if step.damping:
+            # ε belongs to the debiased S, so it is scaled with it.
+            precision = torch.add(precision, step.damping * grown, out=self._scratch)
+        self.mean.addcdiv_(gradient, precision, value=-step.alpha * grown / warm)
 
 
 class _StructuredState(LearnerState):
@@ -273,30 +286,26 @@ class _StructuredState(LearnerState):
 
     def __init__(self, q: Gaussian) -> None:
         self._q = q
-        self._velocity: Vector | None = None
 
     @property
     def q(self) -> Gaussian:
         """The Gaussian as it stands."""
         return self._q
 
-    def move(self, step: Step, gradient: Vector, curvature: Tensor | None) -> None:
-        """The step by the family's own arithmetic."""
-        moved = self._q
+    def absorb(self, step: Step, curvature: Tensor | None) -> None:
+        """S, by the family's own arithmetic."""
         if curvature is not None and step.keep_positive:
-            moved = moved.absorb_positive(curvature, step.rate, step.temperature)
+            self._q = self._q.absorb_positive(curvature, step.rate, step.temperature)
         elif curvature is not None:
-            moved = moved.absorb(curvature, step.keep, step.rate)
-        if step.momentum:
-            if self._velocity is None:
-                self._velocity = torch.zeros_like(gradient)
-            gradient = self._velocity.lerp_(gradient, 1.0 - step.momentum)
+            self._q = self._q.absorb(curvature, step.keep, step.rate)
+
+    def advance(self, step: Step, gradient: Vector, warm: float) -> None:
+        """m, by a solve with S."""
+        metric = self._q
         if step.damping:
-            raised = moved.absorb(torch.ones_like(gradient), 1.0, step.damping)
-            direction = raised.solve(gradient)
-        else:
-            direction = moved.solve(gradient)
-        self._q = moved.with_mean(torch.sub(moved.mean, direction, alpha=step.alpha))
+            metric = metric.absorb(torch.ones_like(gradient), 1.0, step.damping)
+        moved = torch.sub(self._q.mean, metric.solve(gradient), alpha=step.alpha / warm)
+        self._q = self._q.with_mean(moved)
 
 
 def precision_of(q: Gaussian) -> Tensor:

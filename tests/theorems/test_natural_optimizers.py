@@ -449,6 +449,7 @@ def agree_with_the_engine(
 N, P, LR, BETA2, H0 = 12, 3.0, 0.05, 0.9, 0.8
 
 
+@pytest.mark.parametrize("debias", [False, True])
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
 @pytest.mark.parametrize(
@@ -459,6 +460,7 @@ N, P, LR, BETA2, H0 = 12, 3.0, 0.05, 0.9, 0.8
         (VOGN, ExampleSquares(), False, 0.0, 0.0),
         (VOGN, ExampleSquares(), False, 0.8, 0.1),
         (IVON, Reparameterised(), True, 0.0, 0.1),
+        (IVON, Reparameterised(), True, 0.8, 0.0),
     ],
 )
 def test_natural_optimizers_are_the_rule(
@@ -469,19 +471,21 @@ def test_natural_optimizers_are_the_rule(
     damping: float,
     temperature: float,
     samples: int,
+    debias: bool,
 ) -> None:
     """S = Nh + p and the same draws: 25 steps agree to rounding.
 
     The rule at temperature τ with rates ρ/τ and α/τ is the optimizer with ρ and α, whose rates
-    don't depend on τ. IVON's momentum leaves out the prior's pull, so it is compared without.
+    don't depend on τ.
     """
     net = network()
     opt = kind(net, lr=LR, num_data=N, prior_precision=P, hess_init=H0, damping=damping,
-               betas=(momentum, BETA2), debias=False, temperature=temperature)  # fmt: skip
+               betas=(momentum, BETA2), debias=debias, temperature=temperature)  # fmt: skip
     effective = N / temperature
     rate = LR * (H0 + P / effective) if kind is IVON else LR
     step = Step(rate=(1 - BETA2) / temperature, mean_rate=rate / temperature, momentum=momentum,
                 damping=damping * effective, temperature=temperature,
+                debias="mean" if debias else "none", prior_in_momentum=kind is not IVON,
                 keep_positive=keep_positive)  # fmt: skip
     size = torch.ones_like(flat(net))
     prior = DiagGaussian(0 * size, size * P**-0.5)
@@ -503,7 +507,7 @@ def test_vadam_is_the_rule_with_a_root(debias: bool, samples: int) -> None:
     opt = Vadam(net, lr=LR, num_data=N, prior_precision=P, hess_init=H0, betas=(0.8, BETA2),
                 damping=0.01, debias=debias)  # fmt: skip
     step = Step(rate=1 - BETA2, mean_rate=LR, momentum=0.8, damping=P / N + 0.01, root=True,
-                debias=debias)  # fmt: skip
+                debias="both" if debias else "none")  # fmt: skip
     start = DiagGaussian(flat(net), torch.full_like(flat(net), H0**-0.5))
     arguments = (opt, net, MeanPulledSquare(P / N), step, None, start, None, samples, lambda h: h)
     if samples == 1:

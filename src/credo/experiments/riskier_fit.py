@@ -174,9 +174,9 @@ def check(results: list[Json]) -> Verdict:
     safer = sign_of_mean(
         [r["bent_likelihood_exceeded"] - r["bent_bayes_exceeded"] for r in results]
     )
-    not_worse_than_mode = sign_of_mean(
-        [r["bent_mode_exceeded"] - r["bent_bayes_exceeded"] for r in results]
-    ) >= 0
+    not_worse_than_mode = (
+        sign_of_mean([r["bent_mode_exceeded"] - r["bent_bayes_exceeded"] for r in results]) >= 0
+    )
     underestimates = sign_of_mean([p - DESIGN_RISK for p in plugged])
     riskier = errs > 0 and says_so and covers and safer > 0 and underestimates > 0
     if agree and widens and riskier and not_worse_than_mode:

@@ -43,6 +43,6 @@ ENTRY = Entry(
 def adam(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Learner:
     """Adam with torch's names and defaults; run it on a `DiagGaussian` of infinite scale."""
     step = Step(
-        rate=1.0 - betas[1], mean_rate=lr, momentum=betas[0], damping=eps, root=True, debias=True
+        rate=1.0 - betas[1], mean_rate=lr, momentum=betas[0], damping=eps, root=True, debias="both"
     )
     return Learner(AtMean(), SquaredGradient(), step)

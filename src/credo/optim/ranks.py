@@ -75,7 +75,7 @@ class Team:
         """Refuse ranks that train networks of different sizes, whose sums would not fit."""
         self._num_random = num_random
         if self.several:
-            sizes = {"weights": like.numel(), "random weights": num_random}
+            sizes = {"number of weights": like.numel(), "number of random weights": num_random}
             self._refuse_differences(sizes, like.device, "build the same network on every rank")
 
     def add_up(
@@ -133,8 +133,8 @@ class Team:
                 many = "s" if len(odd) > 1 else ""
                 listed = ", ".join(str(rank) for rank in odd)
                 raise RankError(
-                    f"rank{many} {listed} and rank {self._ranks.names[0]} differ in {name}, of "
-                    f"which every rank needs the same: {remedy}"
+                    f"rank{many} {listed} and rank {self._ranks.names[0]} differ in their {name}, "
+                    f"which must be the same on every rank: {remedy}"
                 )
 
     def _refuse_blocks(self, blocks: list[int]) -> None:
