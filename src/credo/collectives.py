@@ -61,15 +61,16 @@ class Ranks:
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self._group = group
         self.size, self.rank = 1, 0
-        self.names = [0]
-        if _initialised():
+        self.names, self._name = [0], ""
+        members = (group or dist.group.WORLD) if _initialised() else None
+        if members is not None:
             self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
             if self.rank < 0:
                 raise RankError(
                     f"rank {dist.get_rank()} is not in the process group it was given: build the "
                     "optimizer on the group's ranks only"
                 )
-            self.names = dist.get_process_group_ranks(group or dist.group.WORLD)
+            self.names, self._name = dist.get_process_group_ranks(members), members.group_name
         self._buffer = torch.empty(0)
 
     @property
@@ -157,7 +158,7 @@ class Ranks:
             self._give_up(error)
 
     def _key(self, what: object) -> str:
-        return f"credo/{self.names}/{what}"
+        return f"credo/{self._name}/{what}"
 
     def _somebody_gave_up(self) -> bool:
         try:
@@ -168,7 +169,7 @@ class Ranks:
             return True
 
     def _give_up(self, cause: RuntimeError) -> NoReturn:
-        reason = str(cause).splitlines()[0][:300] if str(cause) else type(cause).__name__
+        reason = str(cause).split(". ")[0].split("\n")[0] or type(cause).__name__
         raise RankError(
             f"rank {self.names[self.rank]} stops, because {self._absent()}: a sum over "
             f"{self.size} ranks was not completed ({reason}). Weights and state are those after "
@@ -186,7 +187,7 @@ class Ranks:
             # One is missing for certain, or there would be no roll call.
             while len(missing) > 1 and time.monotonic() < end:
                 missing = [place for place in others if not store.check([self._key(place)])]
-                time.sleep(0.05)
+                time.sleep(0.02)
         except RuntimeError:
             asked = "did not answer, nor did the store in which ranks meet"
         if not missing:

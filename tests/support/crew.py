@@ -26,10 +26,10 @@ class Raised:
     message: str
 
 
-def _serve(rank: int, size: int, meeting: str, timeout: float, orders: Connection) -> None:
+def _serve(rank: int, size: int, meeting: str, orders: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE)
     )
     warnings.simplefilter("error")
     while True:
@@ -47,7 +47,7 @@ def _serve(rank: int, size: int, meeting: str, timeout: float, orders: Connectio
 class Crew:
     """``size`` processes joined by gloo; work is a function of an importable module."""
 
-    def __init__(self, size: int, folder: Path, timeout: float = PATIENCE) -> None:
+    def __init__(self, size: int, folder: Path) -> None:
         # BLAS threads of several ranks would fight for the cores of a small machine.
         before, os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS"), "1"
         context = multiprocessing.get_context("spawn")
@@ -56,7 +56,7 @@ class Crew:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, size, meeting, timeout, theirs), daemon=True
+                target=_serve, args=(rank, size, meeting, theirs), daemon=True
             )
             process.start()
             theirs.close()

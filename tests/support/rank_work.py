@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from credo import collectives
+from credo.likelihoods import Categorical
 from credo.optim import IVON, VOGN, VON, NaturalOptimizer, Vadam
 
 KINDS: dict[str, tuple[type[NaturalOptimizer], dict[str, Any]]] = {
@@ -123,7 +126,7 @@ def stopped(kind: str) -> Any:
     net = network()
     opt = make(kind, net)
     train(opt, net, 0, 3)
-    return opt.state_dict(), net.state_dict()
+    return copy.deepcopy(opt.state_dict()), net.state_dict()
 
 
 def with_ddp(kind: str, way: str) -> Any:
@@ -131,7 +134,7 @@ def with_ddp(kind: str, way: str) -> Any:
     net = network()
     ddp = DistributedDataParallel(net, gradient_as_bucket_view=way == "views")
     given: Any = {"parameters": list(ddp.parameters()), "network": net}.get(way, ddp)
-    if way in ("hook", "no_sync", "foreign hook"):
+    if way in ("hook", "no_sync"):
         given = net
     if way == "hook":
         ddp.register_comm_hook(None, collectives.leave_alone)
@@ -168,8 +171,6 @@ def posterior_of_ddp() -> Any:
     ddp = DistributedDataParallel(net)
     opt = make("IVON", ddp)
     train(opt, ddp, 0, 2)
-    from credo.likelihoods import Categorical
-
     posterior = opt.posterior(ddp, Categorical())
     return [s.name for s in posterior.model.random.segments], posterior.mean
 
@@ -259,17 +260,44 @@ def nan_on_one_rank() -> None:
     opt.step()
 
 
-def one_is_gone(how: str) -> None:
-    """Rank 1 dies, or stops answering, before its third step."""
+def one_dies() -> None:
+    """Rank 1, before its third step."""
     net = network()
     opt = make("IVON", net)
     train(opt, net, 0, 2)
     if dist.get_rank() == 1:
-        if how == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(8)
-        return
+        os.kill(os.getpid(), signal.SIGKILL)
     train(opt, net, 2, 4)
+
+
+def one_hangs() -> None:
+    """Rank 1 is busy with something else for longer than the group has patience."""
+    net = network()
+    impatient = dist.new_group(timeout=timedelta(seconds=2))
+    opt = make("IVON", net, process_group=impatient)
+    train(opt, net, 0, 2)
+    if dist.get_rank() == 1:
+        time.sleep(4)
+    else:
+        train(opt, net, 2, 4)
+
+
+def one_is_slow() -> Any:
+    """Longer than ranks wait before they look for notes, which is no reason to stop."""
+    net = network()
+    opt = make("IVON", net)
+    train(opt, net, 0, 1)
+    if dist.get_rank() == 1:
+        time.sleep(1.5)
+    train(opt, net, 1, 2)
+    return outcome(opt, net)
+
+
+def half_precision() -> tuple[Tensor, Tensor]:
+    """A vector of bfloat16, and notes of which it has too few digits."""
+    vector = torch.tensor([128.0 + dist.get_rank()], dtype=torch.bfloat16)
+    notes = collectives.Ranks().sum_([vector], [257.0 + dist.get_rank()])
+    return vector, notes
 
 
 def small_groups() -> Any:

@@ -8,6 +8,11 @@ make the step of one rank with all of it.
 Every rank then makes the same update of the same numbers, so weights stay equal bit by bit and are
 never exchanged. That they are equal is checked at the first step, after ``load_state_dict``, and
 every ``CHECK_EVERY`` steps.
+
+Gradients must not be averaged before ``step()``. A `DistributedDataParallel` that is called inside
+of ``sampled()`` is seen; averages by other means (in a compiled graph, by hooks, by hand) are
+noticed at those same checks, by gradients that are the same on all ranks. With ``shared_noise``,
+and where only some ranks or some parameters are averaged, they are not.
 """
 
 from __future__ import annotations
