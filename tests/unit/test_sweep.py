@@ -75,7 +75,8 @@ def test_workers_are_processes_that_share_the_cores_and_may_fail(tmp_path):
     trials = [{"fail": False}, {"fail": True}]
     done, failed = run_many(look, trials, jobs=2, folder=tmp_path, progress=False)
     assert done.result["process"] != os.getpid()
-    assert done.result["threads"] == max(1, joblib.cpu_count() // 2)
+    allowed = min(torch.get_num_threads(), joblib.cpu_count() // 2)
+    assert done.result["threads"] == max(1, allowed)
     assert failed.error == "RuntimeError: on purpose"
 
 
@@ -91,6 +92,18 @@ def test_a_worker_that_dies_costs_no_finished_trial(tmp_path):
     alive, *dead = run_many(die, trials, 2, tmp_path, progress=False)
     assert alive.result == {"alive": True}
     assert all(o.result is None and "a worker process died" in o.error for o in dead)
+
+
+def test_a_run_takes_no_more_threads_than_it_is_allowed():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        (done,) = run_many(
+            lambda trial, folder: {"threads": torch.get_num_threads()}, [{}], 1, progress=False
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert done.result == {"threads": 1}
 
 
 def test_threads_are_put_back_after_running_in_this_process():

@@ -66,7 +66,9 @@ def run_many(
     outcomes = {i: Outcome(trials[i], stored) for i, stored in _finished(places)}
     waiting = [i for i in range(len(trials)) if i not in outcomes]
     jobs = min(jobs or joblib.cpu_count(), max(1, len(waiting)))
-    threads = max(1, joblib.cpu_count() // jobs)
+    # Never more than the caller allowed, by OMP_NUM_THREADS or torch.set_num_threads: two runs
+    # beside each other that each take all cores wait for one another at every operation.
+    threads = max(1, min(torch.get_num_threads(), joblib.cpu_count() // jobs))
     calls = [joblib.delayed(_attempt)(function, trials[i], places[i], threads) for i in waiting]
     with _bar(progress, len(trials), len(outcomes)) as advance:
         try:
