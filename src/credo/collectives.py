@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from credo.errors import CredoError, UnsupportedError
+from credo.errors import RankError, UnsupportedError
 from credo.types import Vector
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ POLL = timedelta(seconds=1)
 
 ROLL_CALL = 5.0
 """Seconds that ranks have to answer after a sum failed."""
-
-
-class RankError(CredoError, RuntimeError):
-    """The ranks of a run don't do the same thing, or one of them is gone; the message names it."""
 
 
 class Ranks:

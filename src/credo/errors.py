@@ -37,3 +37,7 @@ class ConvergenceError(CredoError, RuntimeError):
 
 class MissingExtraError(CredoError, ImportError):
     """A package that only some features need is not installed; the message says which."""
+
+
+class RankError(CredoError, RuntimeError):
+    """The ranks of a run don't do the same thing, or one of them is gone; the message names it."""

@@ -20,8 +20,7 @@ import torch
 from crew import Crew, Raised
 
 import credo.collectives
-from credo.collectives import RankError
-from credo.errors import DataError
+from credo.errors import DataError, RankError
 from credo.params import bind
 from credo.params.selection import Selection
 from credo.params.squares import Squares

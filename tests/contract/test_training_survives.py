@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo import storage
-from credo.errors import CheckpointError, DataError, FileFormatError, NonFiniteError
+from credo.errors import (
+    CheckpointError,
+    DataError,
+    FileFormatError,
+    NonFiniteError,
+    UnsupportedError,
+)
 from credo.train import loop
 
 METHODS = {
@@ -291,3 +297,9 @@ def test_degenerate_posteriors_are_told() -> None:
         fit(credo.VI(init_scale=1e-5), epochs=1)
     with pytest.warns(UserWarning, match="KL never moved"):
         fit(credo.VI(lr=1e-9), epochs=1)
+
+
+def test_several_ranks_are_refused_with_the_remedy(monkeypatch) -> None:
+    monkeypatch.setattr(loop.Ranks, "several", property(lambda ranks: True))
+    with pytest.raises(UnsupportedError, match=r"credo\.optim in a loop of your own"):
+        fit(credo.MAP())

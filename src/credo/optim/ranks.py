@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from credo.collectives import RankError, Ranks, ddps_in, unaveraged
-from credo.errors import UnsupportedError
+from credo.collectives import Ranks, ddps_in, unaveraged
+from credo.errors import RankError, UnsupportedError
 from credo.types import Vector
 
 if TYPE_CHECKING:

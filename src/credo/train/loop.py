@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credo.errors import CheckpointError, DataError, NonFiniteError
+from credo.collectives import Ranks
+from credo.errors import CheckpointError, DataError, NonFiniteError, UnsupportedError
 from credo.metrics import accuracy
 from credo.model import Model
 from credo.noise import key_to_seed
@@ -56,6 +57,12 @@ def fit(
     ``val_data`` is scored after each epoch. ``num_data`` is only needed where the data does not
     know its own length. The records of all epochs are ``posterior.history``.
     """
+    if Ranks().several:
+        raise UnsupportedError(
+            "credo.fit runs in one process: every rank would train on the same batches and write "
+            "the same folder. On several ranks use credo.optim in a loop of your own, as "
+            "examples/train_cifar10_ranks.py does"
+        )
     if device is not None:
         model.net.to(device)
         if isinstance(model.likelihood, torch.nn.Module):
