@@ -1,5 +1,6 @@
 """Data: readers that don't trust their files, an embedded set, toys, and named sets."""
 
+from credo.data.camvid import SegmentationSet, camvid
 from credo.data.cifar import read_cifar
 from credo.data.embedded import digits
 from credo.data.idx import read_idx
@@ -11,7 +12,9 @@ from credo.data.toys import and_gate, sinus_with_gap, two_moons
 
 __all__ = [
     "ImageSet",
+    "SegmentationSet",
     "and_gate",
+    "camvid",
     "digits",
     "load",
     "read_cifar",
