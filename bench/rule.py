@@ -21,12 +21,14 @@ def adam_step(parameters: int = 10**6) -> list[Row]:
         return torch.optim.Adam([parameter], lr=1e-3, **settings).step
 
     method = adam(lr=1e-3)
-    state = method.init(DiagGaussian(torch.randn(parameters), torch.tensor(torch.inf)))
+    flat = DiagGaussian(torch.randn(parameters), torch.tensor(torch.inf))
+    fused, composed = method.init(flat), method.init(flat)
     contestants: Contestants = {
         "adam": by_torch(),
         "adam fused": by_torch(fused=True),
         "adam fused again (control)": by_torch(fused=True),
-        "the rule's Adam": lambda: method.move(state, gradient, gradient.square()),
+        "the rule's Adam": lambda: method.move(fused, gradient, None),
+        "the rule's Adam, composed": lambda: method.move(composed, gradient, gradient.square()),
     }
     baselines = {"adam fused": "adam fused", "adam": "adam"}
     return interleave("optimizer step", "10⁶ weights", contestants, baselines, rounds=61, steps=10)

@@ -43,9 +43,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from credo.checks import finite, positive
-from credo.curvature import Curvature, FromValues
+from credo.curvature import Curvature, FromValues, SquaredGradient
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.expectations import Expectation
 from credo.families import DiagGaussian, FixedGaussian, Gaussian
@@ -168,7 +169,7 @@ class Learner:
             weights = q.mean.new_tensor([share for share, _ in points])
             loss = loss.smoothed(weights, torch.stack([theta for _, theta in points]) - q.mean)
             points = [(1.0, q.mean)]
-        if curvature is None:
+        if curvature is None or (isinstance(curvature, SquaredGradient) and len(points) == 1):
             return _sum([share * loss.gradient(theta) for share, theta in points]), None
         found = [
             (share, curvature.at(loss, theta, q, _wants_matrix(q), generator))
@@ -180,7 +181,19 @@ class Learner:
         return gradient, _sum([share * hessian for share, (_, hessian) in found])
 
     def move(self, state: LearnerState, gradient: Vector, curvature: Tensor | None) -> LearnerState:
-        """One step, given E_q[∇ℓ] and E_q[∇²ℓ] of the loss without its prior."""
+        """One step, given E_q[∇ℓ] and E_q[∇²ℓ] of the loss without its prior.
+
+        ``curvature`` may be left out where it is the square of the gradient. Where the settings
+        are those of Adam, torch's fused kernel takes the step: the same arithmetic in one pass.
+        """
+        if curvature is None and isinstance(self.curvature, SquaredGradient):
+            if self.prior is None and isinstance(state, _DiagonalState) and is_adam(self.step):
+                state.steps += 1
+                state.fused_adam(self.step, gradient)
+                return state
+            curvature = (
+                torch.outer(gradient, gradient) if _wants_matrix(state.q) else gradient.square()
+            )
         pull = None
         if self.prior is not None:
             pull = self.prior.grad_log_prob(state.q.mean) * -self.step.temperature
@@ -241,6 +254,27 @@ class _DiagonalState(LearnerState):
     def q(self) -> DiagGaussian:
         """The Gaussian as it stands; it moves with the state."""
         return DiagGaussian(self.mean, self.precision.rsqrt())
+
+    def fused_adam(self, step: Step, gradient: Vector) -> None:
+        """Both averages and the mean in one pass over memory, by torch's kernel for Adam."""
+        if self._velocity is None:
+            self._velocity = torch.zeros_like(gradient)
+        adam(
+            [self.mean],
+            [gradient],
+            [self._velocity],
+            [self.precision],
+            [],
+            [torch.tensor(float(self.steps - 1))],
+            fused=True,
+            beta1=step.momentum,
+            beta2=step.keep,
+            lr=step.alpha,
+            weight_decay=0.0,
+            eps=step.damping,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def absorb(self, step: Step, curvature: Tensor | None) -> None:
         """S, in place."""
@@ -306,6 +340,11 @@ class _StructuredState(LearnerState):
             metric = metric.absorb(torch.ones_like(gradient), 1.0, step.damping)
         moved = torch.sub(self._q.mean, metric.solve(gradient), alpha=step.alpha / warm)
         self._q = self._q.with_mean(moved)
+
+
+def is_adam(step: Step) -> bool:
+    """Whether a step on squared gradients is Adam's to the letter."""
+    return step.root and step.debias == "both" and step.temperature == 1.0
 
 
 def precision_of(q: Gaussian) -> Tensor:

@@ -16,6 +16,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import credo
+from credo import learner
 from credo.curvature import ExactHessian, ExampleSquares, GaussNewton, Hutchinson
 from credo.errors import ConvergenceError
 from credo.expectations import AtMean, GaussHermite, MonteCarlo
@@ -114,8 +115,14 @@ def test_square_root_of_squares_is_torch_rmsprop() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TRAJECTORY)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.9), (0.95, 0.5)])
-def test_heavy_ball_in_natural_parameters_is_torch_adam(betas: tuple[float, float]) -> None:
+def test_heavy_ball_in_natural_parameters_is_torch_adam(
+    betas: tuple[float, float], fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composed from the learner's parts, and as the engine takes it, by torch's fused kernel."""
+    if not fused:
+        monkeypatch.setattr(learner, "is_adam", lambda step: False)
     ours = rule_trajectory(adam(lr=1e-2, betas=betas, eps=1e-6), flat)
     theirs = torch_trajectory(
         lambda p: torch.optim.Adam(p, lr=1e-2, betas=betas, eps=1e-6), small_net()

@@ -1,4 +1,4 @@
-r"""Document 004, "Uncertainty estimation for image segmentation": where a network doubts its pixels.
+r"""Document 004, "Uncertainty estimation for image segmentation": doubt, pixel by pixel.
 
 The slides show street scenes of Kendall, Gal and Cipolla (2018) with the true segments, a
 prediction and a map of its uncertainty, and no numbers; what the eye takes from such maps is that
@@ -53,7 +53,6 @@ from credo.report.style import (
 from credo.types import Json, Method
 
 REQUIRED_ACCURACY = 0.7
-METHODS = ("map", "ivon")
 TITLES = {"map": "one network (MAP)", "ivon": "average over q (IVON)"}
 COMPARED = ("accuracy", "mean_iou", "nll", "ece", "class_ece_mean", "entropy_auroc")
 IMAGES_AT_ONCE = 16
@@ -185,7 +184,7 @@ def class_iou(predicted: Tensor, y: Tensor, classes: int) -> list[float | None]:
 
 
 def class_ece(probs: Tensor, y: Tensor) -> list[float | None]:
-    """Expected calibration error of the pixels (n, C) assigned to each class; None if there is none.
+    """Expected calibration error of the pixels (n, C) assigned to each class, or None if none is.
 
     Chosen by the prediction and not by the truth: of the pixels called "car" with confidence 0.8,
     80 % should be cars, while of those that are cars nothing of the kind holds even for perfect
