@@ -40,7 +40,7 @@ from credo.loss import Loss
 from credo.types import Vector
 
 ENTRY = Entry(
-    algorithm="Elastic weight consolidation",
+    algorithm="elastic weight consolidation",
     family="full or diagonal Gaussian",
     expectation="at the mean",
     curvature="exact Hessian, Gauss–Newton or Fisher",

@@ -34,7 +34,7 @@ from credo.families.exponential import refuse_unless
 from credo.gallery.entry import Entry
 
 ENTRY = Entry(
-    algorithm="Forward–backward for hidden Markov models",
+    algorithm="forward–backward for hidden Markov models",
     family="Markov chain of categoricals",
     expectation="exact",
     curvature="none",
