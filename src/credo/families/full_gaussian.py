@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from credo.errors import DataError
-from credo.families.base import check_count, check_floating, check_points
+from credo.families.base import check_floating, check_points
 from credo.families.exponential import Parameters, check_parameters
-from credo.families.gaussian import Gaussian
-from credo.noise import NoiseSource
+from credo.families.gaussian import CorrelatedGaussian
 from credo.types import Vector
 
 
 @dataclass(frozen=True, eq=False)
-class FullGaussian(Gaussian):
+class FullGaussian(CorrelatedGaussian):
     r"""N(m, S⁻¹) with any positive definite precision S.
 
         λ = (Sm, −½S)      T(θ) = (θ, θθᵀ)      μ = (m, S⁻¹ + mmᵀ)
@@ -113,29 +111,6 @@ class FullGaussian(Gaussian):
         squared_distance = ((self.mean - other.mean) @ other.cholesky).square().sum()
         trace = ratio.square().sum() - self.size
         return 0.5 * (trace + squared_distance) - ratio.diagonal().log().sum()
-
-    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """m + L⁻ᵀε, differentiable in mean and precision: (n, P)."""
-        check_count(n)
-        eps = torch.randn(
-            n, self.size, generator=generator, dtype=self.mean.dtype, device=self.mean.device
-        )
-        return self.mean + self._colour(eps)
-
-    def draw_(self, out: Tensor, eps: Tensor) -> Tensor:
-        """Write m + L⁻ᵀeps into ``out`` and return it, without a graph.
-
-        ``out`` and ``eps`` are (..., P) and may be the same tensor.
-        """
-        with torch.no_grad():
-            return torch.add(self.mean, self._colour(eps), out=out)
-
-    def walk(self, n: int, noise: NoiseSource, out: Vector) -> Iterator[Vector]:
-        """n draws, each written into ``out``."""
-        check_count(n)
-        eps = torch.empty_like(out)
-        for index in range(n):
-            yield self.draw_(out, noise.draw(eps, index))
 
     # --- the exponential family -------------------------------------------------------------------
 

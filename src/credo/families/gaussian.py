@@ -11,12 +11,15 @@ says so in the docstring of ``absorb``.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 
-from credo.families.base import Family
+from credo.families.base import Family, check_count
 from credo.families.exponential import ExponentialFamily
+from credo.noise import NoiseSource
 from credo.types import Vector
 
 
@@ -50,3 +53,34 @@ class Gaussian(Family, ExponentialFamily):
     @abstractmethod
     def solve(self, vector: Vector) -> Vector:
         """S⁻¹v: (..., P) → (..., P)."""
+
+
+class CorrelatedGaussian(Gaussian):
+    """A Gaussian whose draws are m + Rε for some root RRᵀ = S⁻¹ that a subclass applies."""
+
+    @abstractmethod
+    def _colour(self, eps: Tensor) -> Tensor:
+        """Rε: (..., P) → (..., P)."""
+
+    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
+        """m + Rε with RRᵀ = S⁻¹, differentiable in mean and structure: (n, P)."""
+        check_count(n)
+        eps = torch.randn(
+            n, self.size, generator=generator, dtype=self.mean.dtype, device=self.mean.device
+        )
+        return self.mean + self._colour(eps)
+
+    def draw_(self, out: Tensor, eps: Tensor) -> Tensor:
+        """Write m + R·eps into ``out`` and return it, without a graph.
+
+        ``out`` and ``eps`` are (..., P) and may be the same tensor.
+        """
+        with torch.no_grad():
+            return torch.add(self.mean, self._colour(eps), out=out)
+
+    def walk(self, n: int, noise: NoiseSource, out: Vector) -> Iterator[Vector]:
+        """n draws, each written into ``out``."""
+        check_count(n)
+        eps = torch.empty_like(out)
+        for index in range(n):
+            yield self.draw_(out, noise.draw(eps, index))

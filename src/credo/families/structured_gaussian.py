@@ -11,25 +11,23 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from credo.errors import DataError
-from credo.families.base import check_count, check_floating, check_points
+from credo.families.base import check_floating, check_points
 from credo.families.exponential import Parameters, check_parameters
 from credo.families.full_gaussian import positive_cholesky
-from credo.families.gaussian import Gaussian
-from credo.noise import NoiseSource
+from credo.families.gaussian import CorrelatedGaussian
 from credo.types import Vector
 
 MAX_DENSE = 4096
 """Up to how many weights a structured Gaussian shows its dense parameters: 134 MB in float64."""
 
 
-class StructuredGaussian(Gaussian):
+class StructuredGaussian(CorrelatedGaussian):
     """N(m, S⁻¹) whose S is known by what it does: see the abstract methods.
 
     ``natural``, ``expectation`` and ``statistics`` are those of the dense Gaussian, (P,) and
@@ -53,10 +51,6 @@ class StructuredGaussian(Gaussian):
     @abstractmethod
     def dense_covariance(self) -> Tensor:
         """S⁻¹ as (P, P), refused beyond `MAX_DENSE` weights."""
-
-    @abstractmethod
-    def _colour(self, eps: Tensor) -> Tensor:
-        """Rε with RRᵀ = S⁻¹: (..., P) → (..., P)."""
 
     @abstractmethod
     def _trace_ratio(self, other: Self) -> Tensor:
@@ -95,29 +89,6 @@ class StructuredGaussian(Gaussian):
         distance = other._squared_norm(self.mean - other.mean)
         log_ratio = self.log_det() - other.log_det()
         return 0.5 * (self._trace_ratio(other) - self.size + distance + log_ratio)
-
-    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """m + Rε with RRᵀ = S⁻¹, differentiable in mean and structure: (n, P)."""
-        check_count(n)
-        eps = torch.randn(
-            n, self.size, generator=generator, dtype=self.mean.dtype, device=self.mean.device
-        )
-        return self.mean + self._colour(eps)
-
-    def draw_(self, out: Tensor, eps: Tensor) -> Tensor:
-        """Write m + R·eps into ``out`` and return it, without a graph.
-
-        ``out`` and ``eps`` are (..., P) and may be the same tensor.
-        """
-        with torch.no_grad():
-            return torch.add(self.mean, self._colour(eps), out=out)
-
-    def walk(self, n: int, noise: NoiseSource, out: Vector) -> Iterator[Vector]:
-        """n draws, each written into ``out``."""
-        check_count(n)
-        eps = torch.empty_like(out)
-        for index in range(n):
-            yield self.draw_(out, noise.draw(eps, index))
 
     def with_mean(self, mean: Vector) -> Self:
         """The same precision, and its factorisation, around another mean."""

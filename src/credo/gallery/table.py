@@ -66,7 +66,7 @@ def show(json: bool = False) -> None:
         Column("gives up", ratio=4),
         show_lines=True,
         expand=console.width < 110,
-        caption="Each row's test is named under its algorithm; --json prints the full paths.",
+        caption="Under each algorithm the test that holds it, in words; --json has its path and name.",
     )
     for row in rows:
         test = PurePosixPath(row.test).name.split("::")[-1].removeprefix("test_")
