@@ -24,7 +24,7 @@ SWAP = optimizer_swap.SwapSettings(
     curve_images=50, ood_images=60,
 )  # fmt: skip
 COST = squared_gradient_cost.CostSettings(
-    num_data=200, order=4, steps=30, flips=(0.0, 0.05), noises=(1.0, 2.0)
+    num_data=100, order=4, steps=30, flips=(0.0, 0.05), noises=(1.0, 2.0)
 )
 SMALL = {optimizer_swap: SWAP, squared_gradient_cost: COST}
 RIGHT, WRONG = 0, 1
@@ -216,15 +216,15 @@ def test_a_solver_that_does_not_rest_says_so(monkeypatch):
 @pytest.mark.parametrize("kind", ["vogn", "ivon"])
 def test_the_optimizers_come_to_rest_where_quadrature_says(kind):
     problem, batch = drawn("network", 2.0, num_data=200)
-    settings = replace(COST, steps=1500, beta2=0.99)
+    settings = replace(COST, steps=600, beta2=0.98)
     start = torch.tensor(problem.start, dtype=torch.float64)
     q = DiagGaussian(start, torch.full_like(start, 0.05))
     curvature = "squared_gradients" if kind == "vogn" else "exact"
     rest = squared_gradient_cost.resting_point(problem, batch, q, curvature, 5)
     found = squared_gradient_cost.optimised(kind, problem, batch, rest.mean, settings, seed=0)
-    # 1,000 averaged steps: IVON's curvature scatters by a few times itself in each, which leaves
-    # about 5 % of its scale; VOGN's by far less.
-    tolerance = 0.03 if kind == "vogn" else 0.2
+    # IVON's curvature scatters by some 2.5 times itself in each of 400 averaged steps, which leaves
+    # 6 % of its scale; VOGN's by far less. Exact scales are twice VOGN's here, off by 0.7.
+    tolerance = 0.05 if kind == "vogn" else 0.3
     np.testing.assert_allclose((found.scale / rest.scale).log().numpy(), 0.0, atol=tolerance)
 
 
@@ -259,3 +259,6 @@ def test_cost_is_refuted_by_scales_that_agree_or_stray_where_they_should_not(res
     assert verdict(logistic_gauss_newton_off=(WRONG, 0.3)) == "not reproduced"
     assert verdict(network_vogn_off=(WRONG, 0.1)) == "inconclusive"
     assert squared_gradient_cost.check(cost_results(result)[:1]).verdict == "inconclusive"
+    refuted = cost_results(result, network_ivon_off=(WRONG, 0.3))
+    numbers = squared_gradient_cost.check(refuted).numbers
+    assert [key for key, value in numbers.items() if value == -1] == ["network_wrong_ivon_holds"]

@@ -112,13 +112,22 @@ def test_unet_depends_on_the_seed_alone_and_takes_any_size() -> None:
     assert not torch.allclose(first(x), other(x))
 
 
-def test_a_pixel_of_the_unet_sees_detail_and_context() -> None:
+def test_levels_of_the_unet_halve_the_resolution_and_come_back() -> None:
     net = build_unet((8, 16, 24), 3, 5, seed=0)
-    x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    (gradient,) = torch.autograd.grad(net(x)[0, 0, 16, 16], x)
-    reach = gradient[0].abs().sum(0)
-    assert reach[16, 16] > 0
-    assert reach[16, 4] > 0  # twelve pixels away, beyond the finest level's own convolutions
+    shapes = []
+    for block in (*net.down, *net.up):
+        block.register_forward_hook(
+            lambda _, given, out: shapes.append((given[0].shape, out.shape))
+        )
+    net(torch.zeros(1, 3, 13, 18))
+    fine, middle, coarse = (13, 18), (6, 9), (3, 4)
+    assert [(tuple(given[1:]), tuple(out[1:])) for given, out in shapes] == [
+        ((3, *fine), (8, *fine)),
+        ((8, *middle), (16, *middle)),
+        ((16, *coarse), (24, *coarse)),
+        ((24 + 16, *middle), (16, *middle)),  # the coarser level beside the way down's own
+        ((16 + 8, *fine), (8, *fine)),
+    ]
 
 
 def test_images_of_a_batch_do_not_mix() -> None:

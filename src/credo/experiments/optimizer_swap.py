@@ -15,7 +15,9 @@ Bayesian principles"; its picture is not in our text. We read it as four stateme
 The rules were written before any run. Each statement is asked on MNIST (foreign: notMNIST letters)
 and CIFAR-10 (foreign: SVHN house numbers), with LeNet-5 and without augmentation. Adam is maximum
 likelihood, as on the slide; VOGN, IVON and VI (Bayes by backprop) share prior and temperature.
-IVON and VI have no part in the verdict.
+IVON and VI have no part in the verdict. The quick preset's rates and first curvatures were chosen
+by a dozen runs of two or three epochs on 10,000 training images (at twice its temperature), looked
+at on 2,000 others of them.
 
 Curves are the NLL after each epoch on the first ``curve_images`` test images, against epochs and
 against seconds of training (evaluation not counted).
@@ -234,10 +236,12 @@ EXPERIMENT = Experiment(
     "ImageNet.)",
     theorem=False,
     presets={
+        # Few images, so that eight epochs of four methods take some five minutes; the temperature
+        # is that of Balanced(0.1). In 632 steps β₂ = 0.999 keeps 53 % of the first curvature.
         "quick": SwapSettings(
-            num_data=20_000, epochs=10, temperature=0.03, vogn_lr=1e-3, vogn_hess_init=0.01,
-            ivon_lr=0.1, ivon_hess_init=0.1, ivon_beta2=0.9995, prediction_samples=16,
-            curve_images=1000, ood_images=5000,
+            num_data=10_000, epochs=8, temperature=0.016, vogn_lr=3e-3, vogn_hess_init=0.03,
+            ivon_lr=0.1, ivon_hess_init=0.5, ivon_beta2=0.9995, prediction_samples=16,
+            curve_images=500, ood_images=2000,
         ),
         # VOGN's rates, prior, draws and epochs are those of its authors' run on CIFAR-10 with
         # LeNet, as FORMULAS E has them, without its batch norm and decay of the rate. IVON's are

@@ -54,7 +54,7 @@ from credo.types import Json, Method
 
 REQUIRED_ACCURACY = 0.7
 TITLES = {"map": "one network (MAP)", "ivon": "average over q (IVON)"}
-COMPARED = ("accuracy", "mean_iou", "nll", "ece", "class_ece_mean", "entropy_auroc")
+COMPARED = ("accuracy", "mean_iou", "nll", "ece", "entropy_auroc")
 IMAGES_AT_ONCE = 16
 SCENES = 3
 THOUSANDTHS = 1000
@@ -71,18 +71,20 @@ class SegmentationSettings(Settings):
 
     Per pixel means as if the loss were the mean over an image's pixels and not their sum; so the
     same values serve every resolution. ``map_lr`` is Adam's, which knows no such scale.
+    IVON's values were chosen among a few by validation images, after short runs on a quarter of the
+    training set; ``map_lr`` is `credo.MAP`'s default and was not tuned.
     """
 
     net: str = "U-Net 16-32-64-96"
     num_data: int = 367
     epochs: int
     reduction: int = 1
-    batch_size: int = 8
-    lr: float = 0.1
-    hess_init: float = 0.1
+    batch_size: int = 4
+    lr: float = 0.3
+    hess_init: float = 0.3
     curvature_share: float = 0.999
     labels_per_image: int = 75
-    map_lr: float = 1e-3
+    map_lr: float = 3e-3
     prediction_samples: int = 16
 
 
@@ -359,7 +361,10 @@ def _draw_calibration(results: list[Json], folder: Path) -> Path:
             axes.plot(*zip(*points, strict=True), "o", color=BLACK, markersize=2)
     shares = zip(first["classes"], first["class_share"], strict=True)
     axes.set_xticks(places, [f"{name}\n{100 * share:.1f} %" for name, share in shares], fontsize=8)
-    axes.set(ylabel="calibration error", xlabel="predicted class and its share of the true pixels")
+    axes.set(
+        ylabel="calibration error",
+        xlabel="predicted class (no bar: never predicted) and its share of the true pixels",
+    )
     axes.set_title("Calibration of the pixels assigned to each class (dotted: of all pixels)")
     axes.legend()
     faint_grid(axes)
@@ -376,7 +381,7 @@ EXPERIMENT = Experiment(
     "CamVid, for a small U-Net learned with IVON.)",
     theorem=False,
     presets={
-        "quick": SegmentationSettings(epochs=10, reduction=2),
+        "quick": SegmentationSettings(epochs=12, reduction=2),
         "paper": SegmentationSettings(epochs=300, prediction_samples=32),
     },
     run_one=run_one,

@@ -17,8 +17,11 @@ Newton and squares are solved for; `credo.optim.VOGN` and `credo.optim.IVON` are
 means and curvatures averaged over the steps after the first third. Reported are, against the exact
 one, the factor of the scales (geometric mean over weights) and KL(q ‖ q_exact) in nats.
 
-The rules of the verdict were fixed before any run. A large share of flips does less harm than a
-small one: the fit then says one half everywhere, which is right.
+The rules of the verdict were fixed before any run, and kept after trial runs (seeds 0 to 2) that
+spoke against one part. Doubled noise halves VOGN's scales, at 1 nat; but 5 % of flips move those of
+the logistic model by 2 to 5 % in the mean, not by 10, at about 0.01 nat. Flips make r² too large in
+the tails, where λ is small, and a weight's curvature is mostly that of examples near the boundary.
+Many flips do less harm still: the fit then says one half everywhere, which is right.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ NEAR = 0.1
 PRIOR_PRECISION = 0.01
 """Weak, so that the prior's pull does not look like a misspecified model."""
 
-AT_REST = 1e-8
+AT_REST = 1e-6
+"""Of a scale for the mean, relative for precisions."""
+
 MAX_STEPS = 500
 
 Curvature = Literal["exact", "gauss_newton", "squared_gradients"]
@@ -71,10 +76,10 @@ class CostSettings(Settings):
     num_data: int = 1000
     epochs: int = 0
     order: int = 6
-    steps: int = 6000
+    steps: int = 2000
     lr: float = 0.05
-    beta2: float = 0.998
-    flips: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+    beta2: float = 0.995
+    flips: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2)
     noises: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0)
 
 
@@ -247,25 +252,28 @@ def check(results: list[Json]) -> Verdict:
     """Every part of the claim with 95 % confidence over seeds; one part refuted refutes it.
 
     VOGN and its resting point agree with the exact scales where the model is right and not where it
-    is wrong; Gauss–Newton and IVON agree in both.
+    is wrong; Gauss–Newton and IVON agree in both. ``<problem>_<place>_<method>_holds`` is 1, −1, or
+    0 for undecided.
     """
     numbers: dict[str, float] = {}
-    signs = []
+    signs: dict[str, int] = {}
     for name, problem in PROBLEMS.items():
         for place, level in (("right", problem.right), ("wrong", problem.wrong)):
             for method in METHODS:
+                part = f"{name}_{place}_{method}"
                 measured = [
-                    {f"{name}_{place}_{method}_{m}": _at_level(r, name, method, m, level)
+                    {f"{part}_{m}": _at_level(r, name, method, m, level)
                      for m in ("ratio", "off", "kl")}
                     for r in results
                 ]  # fmt: skip
                 numbers |= summarise(measured)
-                margins = [NEAR - r[f"{name}_{place}_{method}_off"] for r in measured]
+                agrees = sign_of_mean([NEAR - r[f"{part}_off"] for r in measured])
                 strays = place == "wrong" and method in ("vogn", "squared_gradients")
-                signs.append(-sign_of_mean(margins) if strays else sign_of_mean(margins))
-    if all(sign > 0 for sign in signs):
+                signs[f"{part}_holds"] = -agrees if strays else agrees
+    numbers |= {part: float(sign) for part, sign in signs.items()}
+    if all(sign > 0 for sign in signs.values()):
         return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs) < 0 else "inconclusive", numbers)
+    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:
