@@ -303,3 +303,18 @@ def test_several_ranks_are_refused_with_the_remedy(monkeypatch) -> None:
     monkeypatch.setattr(loop.Ranks, "several", property(lambda ranks: True))
     with pytest.raises(UnsupportedError, match=r"credo\.optim in a loop of your own"):
         fit(credo.MAP())
+
+
+def test_validation_leaves_out_labels_that_are_to_be_ignored() -> None:
+    """Per-pixel labels, some void: the accuracy is over the others."""
+    x = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    y[:6, 0] = 7
+    model = credo.Model(nn.Conv2d(3, 2, 1), credo.likelihoods.Categorical(ignore_index=7))
+    posterior = credo.fit(
+        model, credo.MAP(lr=0.05), (x, y), epochs=30, val_data=(x, y), progress=False
+    )
+    predicted = posterior.predict(x).probs.argmax(1)
+    expected = (predicted == y)[y != 7].double().mean().item()
+    assert posterior.history[-1]["val_accuracy"] == pytest.approx(expected)
+    assert expected > 0.9

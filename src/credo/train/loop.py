@@ -182,8 +182,14 @@ class _Run:
             parts.append((predictive, targets))
         scores = {"val_nll": -float(torch.cat(log_probs).mean())}
         if self.model.likelihood.kind == "classification":
-            correct = sum(accuracy(p.probs, t) * len(t) for p, t in parts)
-            scores["val_accuracy"] = correct / feed.num_data
+            ignored = getattr(self.model.likelihood, "ignore_index", None)
+            counts = [t.numel() if ignored is None else int((t != ignored).sum()) for _, t in parts]
+            correct = sum(
+                accuracy(p.probs, t, ignored) * count
+                for (p, t), count in zip(parts, counts, strict=True)
+                if count
+            )
+            scores["val_accuracy"] = correct / sum(counts)
         return scores
 
     def _stop(self) -> None:
