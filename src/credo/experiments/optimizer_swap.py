@@ -16,7 +16,7 @@ The rules were written before any run. Each statement is asked on MNIST (foreign
 and CIFAR-10 (foreign: SVHN house numbers), with LeNet-5 and without augmentation. Adam is maximum
 likelihood, as on the slide; VOGN, IVON and VI (Bayes by backprop) share prior and temperature.
 IVON and VI have no part in the verdict. The quick preset's rates and first curvatures were chosen
-by a dozen runs of two or three epochs on 10,000 training images (at twice its temperature), looked
+by 15 runs of two or three epochs on 10,000 training images (at twice its temperature), looked
 at on 2,000 others of them.
 
 Curves are the NLL after each epoch on the first ``curve_images`` test images, against epochs and

@@ -14,11 +14,13 @@ from credo.experiments import (
     flat_minimum,
     initial_rho,
     noise_confidence,
+    optimizer_swap,
     policy_search_control,
     riskier_fit,
     segmentation,
     sequential_inference,
     sgd_covariance,
+    squared_gradient_cost,
     uncertainty_away,
 )
 from credo.experiments.experiment import Experiment
@@ -31,11 +33,13 @@ _MODULES = (
     noise_confidence,
     binary_mnist,
     flat_minimum,
+    optimizer_swap,
     policy_search_control,
     riskier_fit,
     segmentation,
     sequential_inference,
     sgd_covariance,
+    squared_gradient_cost,
     uncertainty_away,
 )
 

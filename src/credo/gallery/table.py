@@ -66,7 +66,7 @@ def show(json: bool = False) -> None:
         Column("gives up", ratio=4),
         show_lines=True,
         expand=console.width < 110,
-        caption="Under each algorithm the test that holds it, in words; --json has its path and name.",
+        caption="Under each algorithm the test that holds it, in words; --json has its name.",
     )
     for row in rows:
         test = PurePosixPath(row.test).name.split("::")[-1].removeprefix("test_")
