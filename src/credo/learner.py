@@ -7,20 +7,21 @@ is the learning rule for a Gaussian q = N(m, S⁻¹) and the objective E_q[ℓ] 
 p = N(m₀, S₀⁻¹) enters in closed form, never through draws. What deep learning does differently is a
 setting of `Step`:
 
-================= ==============================================================================
-``rate`` ρ        how fast curvature is forgotten: 1 − β₂ in Adam
-``mean_rate`` α   the learning rate, where it is not ρ
-``temperature`` τ weight of the KL
-``momentum`` γ    ν ← γν + (1 − γ)g and m ← m − αS⁻¹ν: heavy-ball momentum in the natural
-                  parameter of the mean, λ⁺ = λ − ρ∇ + γ(λ − λ₋), where m − m₋ is measured by the S
-                  it was made with. In the exact heavy ball (`rule.step`) that is the S before it.
-``damping`` ε     added to S or √S in the mean's step only
-``root``          √S instead of S in the mean's step: no longer the rule, but RMSprop and Adam
-``debias``        divide averages that started from zero by what they lack: "mean" divides ν by
-                  1 − γᵗ, "both" also S by 1 − (1 − ρτ)ᵗ, as Adam does
+===================== ==========================================================================
+``rate`` ρ            how fast curvature is forgotten: 1 − β₂ in Adam
+``mean_rate`` α       the learning rate, where it is not ρ
+``temperature`` τ     weight of the KL
+``momentum`` γ        ν ← γν + (1 − γ)g and m ← m − αS⁻¹ν: heavy-ball momentum in the natural
+                      parameter of the mean, λ⁺ = λ − ρ∇ + γ(λ − λ₋), where m − m₋ is measured by
+                      the S it was made with. In the exact heavy ball (`rule.step`) that is the S
+                      before it.
+``damping`` ε         added to S or √S in the mean's step only
+``root``              √S instead of S in the mean's step: no longer the rule, but RMSprop and Adam
+``debias``            divide averages that started from zero by what they lack: "mean" divides ν
+                      by 1 − γᵗ, "both" also S by 1 − (1 − ρτ)ᵗ, as Adam does
 ``prior_in_momentum`` whether ν averages the prior's pull too (VOGN) or not (IVON)
-``keep_positive`` the improved step of `Gaussian.absorb_positive`
-================= ==============================================================================
+``keep_positive``     the improved step of `Gaussian.absorb_positive`
+===================== ==========================================================================
 
     >>> import torch
     >>> from credo.curvature import ExactHessian
