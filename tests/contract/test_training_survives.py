@@ -81,7 +81,7 @@ class Killed(BaseException):
 def test_resume_is_bit_exact_from_any_step(name, at, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     method = METHODS[name]()
-    whole = fit(method, tmp_path / "whole")
+    whole = fit(method, tmp_path / "whole", schedule="cosine")
     update, calls = type(method).update, 0
 
     def dying(self, state, batch):
@@ -93,9 +93,9 @@ def test_resume_is_bit_exact_from_any_step(name, at, tmp_path, monkeypatch) -> N
 
     monkeypatch.setattr(type(method), "update", dying)
     with pytest.raises(Killed):
-        fit(method, tmp_path / "cut")
+        fit(method, tmp_path / "cut", schedule="cosine")
     monkeypatch.setattr(type(method), "update", update)
-    resumed = fit(method, tmp_path / "cut")
+    resumed = fit(method, tmp_path / "cut", schedule="cosine")
     assert same(whole, resumed)
     strip = [{k: v for k, v in r.items() if k != "seconds"} for r in resumed.history]
     assert strip == [{k: v for k, v in r.items() if k != "seconds"} for r in whole.history]

@@ -23,6 +23,7 @@ from credo.storage import under
 from credo.train.feed import Feed, make_feed, to_device
 from credo.train.folder import RunFolder
 from credo.train.progress import Reporter, reporter
+from credo.train.schedules import RateSchedule, ScheduleSpec, describe
 from credo.types import Json, Method
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -43,6 +44,7 @@ def fit(
     progress: bool | Reporter = True,
     *,
     num_data: int | None = None,
+    schedule: ScheduleSpec = "constant",
 ) -> Posterior:
     """Train ``model`` by ``method`` and return the posterior.
 
@@ -55,7 +57,9 @@ def fit(
     is not finite raises `NonFiniteError` and keeps the last good checkpoint.
 
     ``val_data`` is scored after each epoch. ``num_data`` is only needed where the data does not
-    know its own length. The records of all epochs are ``posterior.history``.
+    know its own length. ``schedule`` lowers the learning rates on the way: "cosine", "linear", a
+    function of the fraction of training done, or a mapping from "mean" and "scale" to such
+    (`credo.train.schedules`). The records of all epochs are ``posterior.history``.
     """
     if Ranks().several:
         raise UnsupportedError(
@@ -74,7 +78,7 @@ def fit(
         raise DataError(f"epochs={epochs} must be 0 or more")
     with torch.random.fork_rng(devices=[]), reporter(progress, epochs, feed.num_batches) as report:
         torch.manual_seed(key_to_seed(seed, 2))
-        run = _Run(model, method, feed, epochs, seed, val_data, report)
+        run = _Run(model, method, feed, epochs, seed, val_data, report, schedule)
         if folder is not None:
             run.attach(RunFolder(folder), resume)
         return run.to_the_end()
@@ -92,6 +96,7 @@ class _Run:
         seed: int,
         val_data: Any,
         report: Reporter,
+        schedule: ScheduleSpec,
     ) -> None:
         self.model, self.method, self.feed, self.epochs, self.seed = (
             model, method, feed, epochs, seed
@@ -99,6 +104,8 @@ class _Run:
         self.val_data, self.report = val_data, report
         self.state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
         self.state.clock.num_batches = feed.num_batches
+        self.schedule = schedule
+        self.rates = RateSchedule(schedule, getattr(self.state, "optimizer", None))
         self.epoch, self.batch, self.nll_sum, self.seconds = 0, 0, 0.0, 0.0
         self.history: list[Json] = []
         self.folder: RunFolder | None = None
@@ -137,6 +144,7 @@ class _Run:
         device = self.model.flat.vector.device
         started = time.monotonic()
         for batch in self.feed.batches(self.seed, self.epoch, skip=self.batch):
+            self.rates.set((self.epoch + self.batch / self.feed.num_batches) / self.epochs)
             self.state, info = self.method.update(self.state, to_device(batch, device))
             self.nll_sum += info.nll
             self.batch += 1
@@ -230,7 +238,11 @@ class _Run:
             ) from error
 
     def _config(self) -> Json:
+        changing = {} if self.schedule == "constant" else {
+            "schedule": describe(self.schedule), "epochs": self.epochs
+        }  # fmt: skip
         return {
+            **changing,
             "method": self.method.config(),
             "likelihood": {"type": type(self.model.likelihood).__name__},
             "prior": self.model.prior.config(),
