@@ -427,3 +427,18 @@ def test_rounding_of_averaged_probabilities_is_forgiven():
     just_above_one = np.float32(1) + np.finfo(np.float32).eps
     assert metrics.nll(np.array([just_above_one]), [1]) == 0
     assert metrics.ece(np.array([just_above_one]), [1]) < 1e-6
+
+
+def test_ece_floor_is_what_calibrated_predictions_score() -> None:
+    generator = np.random.default_rng(3)
+    probs = generator.dirichlet([0.4] * 5, size=2000)
+    floor, spread = metrics.ece_floor(probs)
+    labels = [
+        (probs.cumsum(axis=1) > generator.random((2000, 1))).argmax(axis=1) for _ in range(50)
+    ]
+    scores = np.array([metrics.ece(probs, y) for y in labels])
+    # 50 and 400 draws: the means differ by √(1/50 + 1/400) spreads, 5 times that at most.
+    assert abs(scores.mean() - floor) < 5 * spread * (1 / 50 + 1 / 400) ** 0.5
+    sharpened = probs**3 / (probs**3).sum(axis=1, keepdims=True)
+    floor, spread = metrics.ece_floor(sharpened)
+    assert metrics.ece(sharpened, labels[0]) > floor + 10 * spread

@@ -18,6 +18,7 @@ from credo.metrics.calibration import (
     adaptive_ece,
     classwise_ece,
     ece,
+    ece_floor,
     reliability,
 )
 from credo.metrics.ood import aupr, auroc, fpr95
@@ -50,6 +51,7 @@ __all__ = [
     "crps",
     "crps_gaussian",
     "ece",
+    "ece_floor",
     "fpr95",
     "gaussian_nll",
     "gibbs_nll",

@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from credo.errors import DataError
-from credo.metrics._inputs import FloatArray, IntArray, Values, labelled
+from credo.metrics._inputs import (
+    FloatArray,
+    IntArray,
+    Values,
+    labelled,
+    probabilities,
+    resolution_of,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,28 @@ def ece(probs: Values, y: Values, bins: int = 15, ignore_index: int | None = Non
     0.15
     """
     return reliability(probs, y, bins, ignore_index=ignore_index).error
+
+
+def ece_floor(probs: Values, bins: int = 15, draws: int = 400) -> tuple[float, float]:
+    """What `ece` gives on average if these probabilities are exactly right, and its spread.
+
+    Mean and standard deviation over ``draws`` sets of labels from the confidences themselves, with
+    a fixed seed. A model whose `ece` is within two standard deviations of its own floor can't be
+    told from a calibrated one on that many examples.
+
+    >>> mean, std = ece_floor([[0.9, 0.1]] * 400)                  # one bin: E|hits/n − 0.9|
+    >>> round(mean, 3), round(float((2 * 0.9 * 0.1 / (3.14159 * 400)) ** 0.5), 3)
+    (0.012, 0.012)
+    """
+    _check_bins(bins)
+    table = probabilities(probs)
+    level = table.max(axis=1)
+    edges, resolution = _even_edges(bins), resolution_of(probs)
+    uniform = np.random.default_rng(0).random
+    errors = [
+        _binned(level, uniform(len(level)) < level, edges, resolution).error for _ in range(draws)
+    ]
+    return float(np.mean(errors)), float(np.std(errors))
 
 
 def adaptive_ece(
