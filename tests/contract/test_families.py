@@ -17,6 +17,8 @@ from credo.families import (
     Atomic,
     Delta,
     DiagGaussian,
+    EigenBlock,
+    EigenKroneckerGaussian,
     Empirical,
     Family,
     FixedGaussian,
@@ -64,6 +66,13 @@ FAMILIES: dict[str, Callable[[torch.dtype], Family]] = {
     ),
     "kronecker gaussian": lambda dtype: KroneckerGaussian(
         numbers(P).to(dtype), ((definite(2, 0, dtype), definite(3, 1, dtype)),)
+    ),
+    "eigen-kronecker gaussian": lambda dtype: EigenKroneckerGaussian(
+        numbers(P).to(dtype),
+        (
+            EigenBlock.of_factors(definite(2, 0, dtype), definite(2, 1, dtype), shift=0.5),
+            EigenBlock(None, None, numbers(2, 1, seed=2).exp().to(dtype)),
+        ),
     ),
     "mixture of gaussians": lambda dtype: GaussianMixture(
         numbers(1).to(dtype), (full(0, dtype), full(1, dtype))

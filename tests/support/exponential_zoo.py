@@ -15,6 +15,7 @@ from credo.families.beta import Beta
 from credo.families.categorical import Categorical
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.dirichlet import Dirichlet
+from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
 from credo.families.gamma import Gamma, InverseGamma
@@ -46,6 +47,10 @@ def eye(size: int) -> Tensor:
 def definite(size: int, seed: int) -> Tensor:
     root = numbers(size, size, seed=seed)
     return root @ root.mT + eye(size)
+
+
+BASES = [torch.linalg.eigh(definite(size, seed=90 + size)).eigenvectors for size in (2, 3, 2, 1)]
+"""Of `EigenKroneckerGaussian`: its members share them."""
 
 
 class SignReference:
@@ -267,6 +272,20 @@ ROWS: dict[str, Row] = {
         bad_natural=[(1, eye(8), "precision")],
         bad_expectation=[(1, -eye(8), "second moment")],
         bad_fields=[("blocks", ((eye(2), eye(2)),))],
+    ),
+    "EigenKroneckerGaussian": Row(
+        make=lambda seed: EigenKroneckerGaussian(
+            numbers(8, seed=seed),
+            (
+                EigenBlock(*BASES[:2], positive(6, seed=seed + 1).reshape(2, 3)),
+                EigenBlock(*BASES[2:], positive(2, seed=seed + 2).reshape(2, 1)),
+            ),
+        ),
+        reference=lambda q: td.MultivariateNormal(q.mean, precision_matrix=q.dense_precision()),
+        ambient=lambda q: FullGaussian(q.mean, q.dense_precision()),
+        bad_natural=[(1, eye(8), "precision")],
+        bad_expectation=[(1, -eye(8), "second moment")],
+        bad_fields=[("blocks", (EigenBlock(None, None, t(1.0).reshape(1, 1)),))],
     ),
     "LowRankGaussian": Row(
         make=lambda seed: LowRankGaussian(

@@ -6,44 +6,119 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-NetName = Literal["LeNet-5", "784-100-10"]
+NetName = Literal["LeNet-5", "784-100-10", "ResNet-20", "ResNet-20 GN", "ResNet-18", "ResNet-18 GN"]
+Norm = Literal["batch", "group"]
 
 
-def build(name: NetName, image: Sequence[int], seed: int) -> nn.Sequential:
-    """The named classifier of ten classes for images (C, H, W), its weights drawn from ``seed``.
+def build(name: NetName, image: Sequence[int], seed: int, classes: int = 10) -> nn.Sequential:
+    """The named classifier for images (C, H, W), its weights drawn from ``seed``.
+
+    "GN" is group norm in place of batch norm: examples then don't mix, so that each has a gradient
+    of its own.
 
     >>> sum(p.numel() for p in build("LeNet-5", (1, 28, 28), seed=0).parameters())
     61706
     """
+    channels, height, width = image
+    norm: Norm = "group" if name.endswith(" GN") else "batch"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "LeNet-5":
-            return _kaiming(lenet5(image))
-        channels, height, width = image
-        return _kaiming(
-            nn.Sequential(
+            net = lenet5(image, classes)
+        elif name in ("ResNet-20", "ResNet-20 GN"):
+            net = resnet20(channels, classes, norm)
+        elif name in ("ResNet-18", "ResNet-18 GN"):
+            net = resnet18(channels, classes, norm)
+        else:
+            net = nn.Sequential(
                 nn.Flatten(), nn.Linear(channels * height * width, 100), nn.ReLU(),
-                nn.Linear(100, 10),
-            )
-        )  # fmt: skip
+                nn.Linear(100, classes),
+            )  # fmt: skip
+        return _kaiming(net)
 
 
-def lenet5(image: Sequence[int]) -> nn.Sequential:
+def lenet5(image: Sequence[int], classes: int = 10) -> nn.Sequential:
     """LeNet-5 as document 003 has it (fig. 4.1): max-pooling and ReLU, images 28×28 or 32×32."""
     channels, height, _ = image
     padding = (32 - height) // 2
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
     )  # fmt: skip
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut around them, by a 1×1 convolution where sizes change."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.first_norm = _norm(norm, channels)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.second_norm = _norm(norm, channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), _norm(norm, channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels_in, H, W) → (B, channels, H/stride, W/stride)."""
+        h = torch.relu(self.first_norm(self.first(x)))
+        return torch.relu(self.second_norm(self.second(h)) + self.shortcut(x))
+
+
+def resnet20(channels: int = 3, classes: int = 10, norm: Norm = "batch") -> nn.Sequential:
+    """ResNet-20 for small images such as CIFAR's: three stages of 16, 32 and 64 channels.
+
+    Reference: He et al., "Deep residual learning for image recognition", 2016, §4.2; shortcuts
+    where sizes change are their option B.
+
+    >>> sum(p.numel() for p in resnet20().parameters())
+    272474
+    """
+    stem = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False), _norm(norm, 16), nn.ReLU()]
+    return nn.Sequential(*stem, *_stages((16, 32, 64), 3, norm), *_head(64, classes))
+
+
+def resnet18(channels: int = 3, classes: int = 1000, norm: Norm = "batch") -> nn.Sequential:
+    """ResNet-18 for images of some 224×224: four stages of 64 to 512 channels (He et al., table 1).
+
+    >>> sum(p.numel() for p in resnet18().parameters())
+    11689512
+    """
+    stem = [nn.Conv2d(channels, 64, 7, 2, 3, bias=False), _norm(norm, 64), nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1)]  # fmt: skip
+    return nn.Sequential(*stem, *_stages((64, 128, 256, 512), 2, norm), *_head(512, classes))
+
+
+def _stages(widths: Sequence[int], blocks: int, norm: Norm) -> list[nn.Module]:
+    """Stages of ``blocks`` each, of which all but the first begin by halving the resolution."""
+    layers: list[nn.Module] = []
+    width = widths[0]
+    for channels in widths:
+        for _ in range(blocks):
+            layers.append(ResidualBlock(width, channels, 1 if width == channels else 2, norm))
+            width = channels
+    return layers
+
+
+def _head(width: int, classes: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+
+
+def _norm(norm: Norm, channels: int) -> nn.Module:
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(min(32, channels // 4), channels)
 
 
 def _kaiming(net: nn.Sequential) -> nn.Sequential:
     """Uniform weights with Kaiming's standard deviation for ReLU, as document 003 §4.2 starts."""
-    for layer in net:
+    for layer in net.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:

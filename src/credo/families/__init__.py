@@ -17,6 +17,7 @@ from credo.families.categorical import Categorical
 from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.dirichlet import Dirichlet
+from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.families.empirical import Empirical
 from credo.families.exponential import ExponentialFamily
 from credo.families.fixed_gaussian import FixedGaussian
@@ -38,6 +39,8 @@ __all__ = [
     "Delta",
     "DiagGaussian",
     "Dirichlet",
+    "EigenBlock",
+    "EigenKroneckerGaussian",
     "Empirical",
     "ExponentialFamily",
     "Family",
@@ -60,6 +63,7 @@ FAMILIES: dict[str, type[Family]] = {
     for family in (
         Delta,
         DiagGaussian,
+        EigenKroneckerGaussian,
         Empirical,
         FixedGaussian,
         FullGaussian,
