@@ -82,16 +82,8 @@ def test_resume_is_bit_exact_from_any_step(name, at, tmp_path, monkeypatch) -> N
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     method = METHODS[name]()
     whole = fit(method, tmp_path / "whole", schedule="cosine")
-    update, calls = type(method).update, 0
-
-    def dying(self, state, batch):
-        nonlocal calls
-        calls += 1
-        if calls > at:
-            raise Killed
-        return update(self, state, batch)
-
-    monkeypatch.setattr(type(method), "update", dying)
+    update = type(method).update
+    monkeypatch.setattr(type(method), "update", _dies_after(update, at))
     with pytest.raises(Killed):
         fit(method, tmp_path / "cut", schedule="cosine")
     monkeypatch.setattr(type(method), "update", update)
@@ -101,6 +93,40 @@ def test_resume_is_bit_exact_from_any_step(name, at, tmp_path, monkeypatch) -> N
     assert strip == [{k: v for k, v in r.items() if k != "seconds"} for r in whole.history]
     lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) -> None:
+    """Judged by wrong labels, the best epoch is one before the last."""
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    x, y = data()
+    options = {"keep": "best", "val_data": (x, 2 - y)}
+    method = METHODS[name]()
+    network = net()
+    best = fit(method, network=network, **options)
+    scores = [record["val_nll"] for record in best.history]
+    winner = scores.index(min(scores))
+    assert winner < 3
+    assert same(best, fit(method, epochs=winner + 1))
+    random = best.model.random.read(best.model.flat.vector)
+    assert torch.equal(random, best.mean)
+
+    monkeypatch.setattr(type(method), "update", _dies_after(type(method).update, 17))
+    with pytest.raises(Killed):
+        fit(method, tmp_path / "cut", **options)
+    monkeypatch.undo()
+    assert same(best, fit(method, tmp_path / "cut", **options))
+
+
+def _dies_after(update, steps: int):
+    calls = iter(range(steps))
+
+    def dying(self, state, batch):
+        if next(calls, None) is None:
+            raise Killed
+        return update(self, state, batch)
+
+    return dying
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -29,6 +29,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.state_path = self.path / "state.safetensors"
+        self.best_path = self.path / "best.safetensors"
         self.metrics_path = self.path / "metrics.jsonl"
 
     def begin(self, config: Json, resume: bool) -> bool:
@@ -43,7 +44,7 @@ class RunFolder:
                 )
             return True
         self.path.mkdir(parents=True, exist_ok=True)
-        for leftover in (self.state_path, self.metrics_path):
+        for leftover in (self.state_path, self.best_path, self.metrics_path):
             leftover.unlink(missing_ok=True)
         self._write_json("config.json", config)
         self._write_json("env.json", environment())
@@ -64,6 +65,17 @@ class RunFolder:
         if meta.get("kind") != "checkpoint":
             raise FileFormatError(f"{self.state_path} is not a checkpoint of a run")
         return tensors, meta
+
+    def keep_best(self, tensors: dict[str, Tensor], meta: Json) -> None:
+        """Replace the best state so far; `best` reads it."""
+        storage.write_tensors(self.best_path, tensors, {"kind": "best", "method": meta})
+
+    def best(self) -> tuple[dict[str, Tensor], Json]:
+        """The state that `keep_best` wrote."""
+        tensors, meta = storage.read_tensors(self.best_path)
+        if meta.get("kind") != "best":
+            raise FileFormatError(f"{self.best_path} is not the best state of a run")
+        return tensors, meta["method"]
 
     def append(self, record: Json) -> None:
         """One line of metrics."""

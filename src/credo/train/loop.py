@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +47,7 @@ def fit(
     *,
     num_data: int | None = None,
     schedule: ScheduleSpec = "constant",
+    keep: Literal["last", "best"] = "last",
 ) -> Posterior:
     """Train ``model`` by ``method`` and return the posterior.
 
@@ -59,7 +62,8 @@ def fit(
     ``val_data`` is scored after each epoch. ``num_data`` is only needed where the data does not
     know its own length. ``schedule`` lowers the learning rates on the way: "cosine", "linear", a
     function of the fraction of training done, or a mapping from "mean" and "scale" to such
-    (`credo.train.schedules`). The records of all epochs are ``posterior.history``.
+    (`credo.train.schedules`). ``keep="best"`` returns the epoch with the lowest ``val_nll``, early
+    stopping without having to say when. The records of all epochs are ``posterior.history``.
     """
     if Ranks().several:
         raise UnsupportedError(
@@ -76,12 +80,25 @@ def fit(
     epochs = method.default_epochs if epochs is None else epochs
     if epochs < 0:
         raise DataError(f"epochs={epochs} must be 0 or more")
+    if keep not in ("last", "best"):
+        raise DataError(f'keep={keep!r} must be "last" or "best"')
+    if keep == "best" and val_data is None:
+        raise DataError('keep="best" chooses an epoch by its NLL on val_data, and there is none')
     with torch.random.fork_rng(devices=[]), reporter(progress, epochs, feed.num_batches) as report:
         torch.manual_seed(key_to_seed(seed, 2))
-        run = _Run(model, method, feed, epochs, seed, val_data, report, schedule)
+        run = _Run(model, method, feed, epochs, seed, val_data, report, schedule, keep)
         if folder is not None:
             run.attach(RunFolder(folder), resume)
         return run.to_the_end()
+
+
+@dataclass
+class _Best:
+    """The lowest validation NLL so far and the state that had it."""
+
+    nll: float = math.inf
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    meta: Json = field(default_factory=dict)
 
 
 class _Run:
@@ -97,6 +114,7 @@ class _Run:
         val_data: Any,
         report: Reporter,
         schedule: ScheduleSpec,
+        keep: Literal["last", "best"],
     ) -> None:
         self.model, self.method, self.feed, self.epochs, self.seed = (
             model, method, feed, epochs, seed
@@ -108,6 +126,7 @@ class _Run:
         self.rates = RateSchedule(schedule, getattr(self.state, "optimizer", None))
         self.epoch, self.batch, self.nll_sum, self.seconds = 0, 0, 0.0, 0.0
         self.history: list[Json] = []
+        self.keep, self.best = keep, _Best()
         self.folder: RunFolder | None = None
         self.saved_at = time.monotonic()
 
@@ -117,6 +136,8 @@ class _Run:
         if folder.begin(self._config(), resume):
             self._restore(*folder.restore())
             self.history = folder.records_before(self.epoch)
+            if self.keep == "best" and self.history:
+                self.best = _Best(min(r["val_nll"] for r in self.history), *folder.best())
         else:
             self.checkpoint()
 
@@ -127,6 +148,8 @@ class _Run:
                 while self.epoch < self.epochs:
                     self._one_epoch(interrupted)
             self.checkpoint()
+            if self.best.tensors:
+                self._restore_state(self.best.tensors, self.best.meta)
             batches = self.feed.batches(self.seed, self.epochs)
             self.state = self.method.finish(self.state, batches)
         except NonFiniteError as error:
@@ -176,6 +199,8 @@ class _Run:
         if self.val_data is not None:
             record |= self._validate()
         self.history.append(record)
+        if self.keep == "best" and record["val_nll"] < self.best.nll:
+            self._remember(record["val_nll"])
         if self.folder is not None:
             self.folder.append(record)
         self.report.epoch(record)
@@ -211,23 +236,36 @@ class _Run:
         """Write everything that resuming needs, if there is a folder."""
         if self.folder is None:
             return
-        own, meta = self.method.pack(self.state)
-        tensors: dict[str, Tensor] = {f"method.{name}": tensor for name, tensor in own.items()}
-        tensors |= {f"buffer.{name}": b for name, b in self.model.buffers().items()}
-        tensors |= {f"noise.{index}": p for index, p in enumerate(self.model.noise_parameters())}
+        tensors, meta = self._pack_state()
         tensors["torch_rng"] = torch.get_rng_state()
         place = {"epoch": self.epoch, "batch": self.batch, "nll_sum": self.nll_sum}
         self.folder.checkpoint(tensors, {**place, "seconds": self.seconds, "method": meta})
         self.saved_at = time.monotonic()
 
+    def _remember(self, nll: float) -> None:
+        tensors, meta = self._pack_state()
+        self.best = _Best(nll, {name: t.detach().clone() for name, t in tensors.items()}, meta)
+        if self.folder is not None:
+            self.folder.keep_best(self.best.tensors, meta)
+
+    def _pack_state(self) -> tuple[dict[str, Tensor], Json]:
+        own, meta = self.method.pack(self.state)
+        tensors: dict[str, Tensor] = {f"method.{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"buffer.{name}": b for name, b in self.model.buffers().items()}
+        tensors |= {f"noise.{index}": p for index, p in enumerate(self.model.noise_parameters())}
+        return tensors, meta
+
+    def _restore_state(self, tensors: dict[str, Tensor], meta: Json) -> None:
+        self.state = self.method.unpack(self.state, under("method.", tensors), meta)
+        with torch.no_grad():
+            for name, buffer in self.model.buffers().items():
+                buffer.copy_(tensors[f"buffer.{name}"])
+            for index, parameter in enumerate(self.model.noise_parameters()):
+                parameter.copy_(tensors[f"noise.{index}"])
+
     def _restore(self, tensors: dict[str, Tensor], meta: Json) -> None:
         try:
-            self.state = self.method.unpack(self.state, under("method.", tensors), meta["method"])
-            with torch.no_grad():
-                for name, buffer in self.model.buffers().items():
-                    buffer.copy_(tensors[f"buffer.{name}"])
-                for index, parameter in enumerate(self.model.noise_parameters()):
-                    parameter.copy_(tensors[f"noise.{index}"])
+            self._restore_state(tensors, meta["method"])
             torch.set_rng_state(tensors["torch_rng"])
             self.epoch, self.batch = meta["epoch"], meta["batch"]
             self.nll_sum, self.seconds = meta["nll_sum"], meta["seconds"]
@@ -243,6 +281,7 @@ class _Run:
         }  # fmt: skip
         return {
             **changing,
+            **({} if self.keep == "last" else {"keep": self.keep}),
             "method": self.method.config(),
             "likelihood": {"type": type(self.model.likelihood).__name__},
             "prior": self.model.prior.config(),
