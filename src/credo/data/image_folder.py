@@ -1,0 +1,196 @@
+r"""Images in folders that are named by their classes, as ImageNet comes: ``train/tench/1.JPEG``.
+
+A set of a million photographs from the web has some that are broken, and anyone may have put them
+there. So a file is opened as JPEG or PNG only, whatever its name says; its header is held against
+`MAX_PIXELS` before a pixel is unpacked; and whatever goes wrong in between is a `FileFormatError`
+with the file's name, which `Crops` can count and go on from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Generator, Tensor
+from torch.utils.data import Dataset
+
+from credo.data.augment import Box, centre_box, random_box
+from credo.data.bounded import malformed
+from credo.errors import DataError, FileFormatError
+
+MAX_PIXELS = 2**26
+"""The most that an image may have: 200 MB of RGB. ImageNet's largest have a fifth of this."""
+
+SUFFIXES = (".jpeg", ".jpg", ".png")
+FORMATS = ("JPEG", "PNG")
+NO_LABEL = -1
+TRIES = 8
+"""How many images in a row may be unreadable before training on them stops."""
+
+
+def open_image(path: str | PathLike[str]) -> Image.Image:
+    """The image as RGB (grey, CMYK and palettes are converted); `FileFormatError` if it is none."""
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            # Odd metadata and mere size are warned of; what matters of them is checked here.
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise malformed(
+                        path,
+                        f"the header promises {width:,}×{height:,} pixels",
+                        f"Credo unpacks at most {MAX_PIXELS:,}",
+                        "If the image is genuine, make it smaller.",
+                    )
+                return image.convert("RGB")
+    except FileFormatError:
+        raise
+    except Exception as error:  # a decoder raises whatever it stumbles over
+        found = f"it does not unpack ({type(error).__name__}: {error})"
+        raise malformed(path, "this should be a JPEG or PNG image", found) from error
+
+
+def cut(image: Image.Image, box: Box, side: int) -> Tensor:
+    """The part of the image in the box, resized to a square: (3, side, side), uint8."""
+    part = image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    return torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous()
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images below a folder, in the order of their names.
+
+    ``labels`` (N,), int64, index ``classes``; they are `NO_LABEL` where images lie in the folder
+    itself instead of in the folder of a class.
+    """
+
+    files: tuple[Path, ...]
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether there are classes to compare predictions with."""
+        return bool((self.labels != NO_LABEL).all())
+
+    @classmethod
+    def find(cls, root: str | PathLike[str], classes: Sequence[str] | None = None) -> ImageFolder:
+        """List ``root/class/*.JPEG`` (or .jpg, .png), or ``root/*.JPEG`` without labels.
+
+        ``classes`` are those of training, in their order, where this is another part of the same
+        set: a class that is not among them is refused, one of which there are no images is not.
+        Hidden files, other files and deeper folders are passed over.
+
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("dog/a.JPEG", "cat/b.png", "cat/notes.txt"):
+        ...         pathlib.Path(root, name).parent.mkdir(exist_ok=True)
+        ...         pathlib.Path(root, name).touch()
+        ...     folder = ImageFolder.find(root)
+        >>> folder.classes, folder.labels, [file.name for file in folder.files]
+        (('cat', 'dog'), tensor([0, 1]), ['b.png', 'a.JPEG'])
+        """
+        root = Path(root)
+        if not root.is_dir():
+            raise DataError(f"images are looked for in {root}, which is no folder")
+        if bare := _images_in(root):
+            labels = torch.full((len(bare),), NO_LABEL)
+            return cls(tuple(bare), labels, tuple(classes or ()))
+        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        found = {folder.name: _images_in(folder) for folder in folders}
+        if not any(found.values()):
+            raise DataError(
+                f"{root} has no images: it should have a folder for each class with "
+                f"{', '.join(SUFFIXES)} files in it, or such files themselves"
+            )
+        names = tuple(classes) if classes else tuple(found)
+        if strangers := sorted(found.keys() - set(names)):
+            raise DataError(
+                f"{root} has the class {strangers[0]!r} (and {len(strangers) - 1} more) that the "
+                f"{len(names)} classes of training don't have"
+            )
+        if not classes and (empty := [name for name, files in found.items() if not files]):
+            raise DataError(
+                f"{root / empty[0]} should have images of a class, but has none (nor have "
+                f"{len(empty) - 1} more): put them there or remove the folder"
+            )
+        place = {name: index for index, name in enumerate(names)}
+        pairs = [(file, place[name]) for name, files in found.items() for file in files]
+        labels = torch.tensor([label for _, label in pairs])
+        return cls(tuple(file for file, _ in pairs), labels, names)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+class Crop(NamedTuple):
+    """A square of an image, (3, side, side) uint8, its label, and what was wrong with it or "".
+
+    In a batch these are images (B, 3, side, side), labels (B,) and a list of B texts.
+    """
+
+    image: Tensor
+    label: Tensor
+    problem: str
+
+
+class Crops(Dataset[Crop]):
+    """Squares of ``side`` pixels out of a folder's images.
+
+    ``crops[index]`` is the centre of an image, for prediction; ``crops[index, seed]`` a random part
+    of it (`credo.data.augment.random_box`), flipped or not, for training. Draws are a function of
+    the seed alone, so that worker processes and ranks need no state.
+
+    An image that can't be read is a `FileFormatError` if ``strict``. Else its ``problem`` says so,
+    and in training it is replaced by the next that can (of the same class, mostly); in prediction
+    it is black, for the caller to leave out.
+    """
+
+    def __init__(self, folder: ImageFolder, side: int, *, strict: bool = False) -> None:
+        self.folder, self.side, self.strict = folder, side, strict
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Crop:
+        index, seed = key if isinstance(key, tuple) else (key, None)
+        problem = ""
+        for place in range(index, index + (1 if seed is None else TRIES)):
+            try:
+                image, label = self._read(place % len(self), seed)
+            except FileFormatError as error:
+                if self.strict:
+                    raise
+                problem = problem or str(error)
+            else:
+                return Crop(image, label, problem)
+        if seed is not None:
+            raise FileFormatError(f"{TRIES} images in a row can't be read; the first: {problem}")
+        black = torch.zeros(3, self.side, self.side, dtype=torch.uint8)
+        return Crop(black, self.folder.labels[index], problem)
+
+    def _read(self, index: int, seed: int | None) -> tuple[Tensor, Tensor]:
+        image, label = open_image(self.folder.files[index]), self.folder.labels[index]
+        if seed is None:
+            return cut(image, centre_box(*image.size), self.side), label
+        generator = Generator().manual_seed(seed)
+        square = cut(image, random_box(*image.size, generator), self.side)
+        flip = bool(torch.randint(2, (), generator=generator))
+        return square.flip(-1) if flip else square, label
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )
