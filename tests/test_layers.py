@@ -13,6 +13,7 @@ LAYERS = [
     {"families"},
     {"priors"},
     {"kl", "model", "loss", "rule", "predictive"},
+    {"linearised"},
     {"posterior", "expectations", "curvature"},
     {"objectives", "learner"},
     {"optim"},

@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from credo import likelihoods, priors, storage
 from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import FAMILIES, Delta, Family, unpack
+from credo.linearised import Linearisation, Link, OutputGaussian, check_link, predictive
 from credo.model import Model, map_inputs
 from credo.noise import Draws, source
 from credo.params import FlatParams, bind
@@ -72,7 +73,8 @@ class Posterior:
         batch_size: int | None = None,
         generator: Generator | None = None,
         *,
-        at: Literal["samples", "mean"] = "samples",
+        at: Literal["samples", "mean", "linearised"] = "samples",
+        link: Link | None = None,
         keep_samples: bool = True,
     ) -> Predictive:
         """The predictive distribution at ``x``: a tensor, an array, or a loader of batches.
@@ -82,6 +84,10 @@ class Posterior:
         batches, so memory is that of one batch plus the result, (S, B, ...);
         ``keep_samples=False`` keeps only averages over the samples, (B, ...), whatever S is.
         A loader's batches may be inputs alone or (inputs, targets).
+
+        ``at="linearised"`` makes the network linear in its weights around q's mean, so that a
+        Gaussian q makes its outputs Gaussian (see `credo.linearised`): exact for a Gaussian
+        likelihood; else ``samples`` draws of the outputs, or with ``link="probit"`` a formula.
 
         >>> import torch, credo
         >>> net = torch.nn.Linear(2, 3)
@@ -93,11 +99,17 @@ class Posterior:
         """
         if samples < 1:
             raise DataError(f"samples={samples} must be at least 1")
-        if at not in ("samples", "mean"):
-            raise DataError(f'at={at!r} must be "samples" or "mean"')
+        if at not in ("samples", "mean", "linearised"):
+            raise DataError(f'at={at!r} must be "samples", "mean" or "linearised"')
+        if link is not None and at != "linearised":
+            raise DataError(f'link={link!r} is for at="linearised", not for at={at!r}')
         drawn = Delta(self.q.mean) if at == "mean" else self.q
         seed = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
         with self.in_network() as flat:
+            if at == "linearised":
+                check_link(link, self.model.likelihood)
+                outputs = self._linearised(flat, x, batch_size)
+                return predictive(outputs, self.model.likelihood, link, samples, seed, keep_samples)
             if _is_loader(x):
                 parts = [
                     self._predict(flat, drawn, _inputs_of(b), samples, None, seed, keep_samples)
@@ -179,6 +191,17 @@ class Posterior:
             if keep_samples:
                 return Predictive(torch.stack(list(stream)), self.model.likelihood)
             return Predictive.from_stream(stream, self.model.likelihood)
+
+    def _linearised(self, flat: FlatParams, x: Any, batch_size: int | None) -> OutputGaussian:
+        linear = Linearisation(self.model, flat, self.q)
+        parts = []
+        for batch in (_inputs_of(b) for b in x) if _is_loader(x) else (_as_inputs(x),):
+            inputs = _to_like(batch, flat.vector)
+            size = batch_size or linear.batch_size(inputs)
+            parts += [linear.at(chunk) for chunk in _chunks(inputs, size)]
+        if not parts:
+            raise DataError("the loader yields no batches: there is nothing to predict")
+        return OutputGaussian.concatenate(parts)
 
     def _weights_in_place(
         self, flat: FlatParams, q: Family, samples: int, seed: int

@@ -29,7 +29,7 @@ class PredictiveError(UnsupportedError, AttributeError):
 
 
 @dataclass(frozen=True)
-class _Moments:
+class Moments:
     """Averages over samples: all that most quantities need, in memory that S does not change.
 
     ``centre`` averages E[y | f_s]: probabilities, means, or for a bare loss the outputs.
@@ -43,7 +43,7 @@ class _Moments:
     within: Tensor
 
     @classmethod
-    def over(cls, samples: Iterable[Tensor], likelihood: Likelihood) -> _Moments:
+    def over(cls, samples: Iterable[Tensor], likelihood: Likelihood) -> Moments:
         """One pass of Welford's updates, which do not cancel when the spread is small."""
         count = 0
         for outputs in samples:
@@ -67,7 +67,7 @@ class _Moments:
         return cls(count, centre, squares / count, within)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[_Moments]) -> _Moments:
+    def concatenate(cls, parts: Sequence[Moments]) -> Moments:
         """Moments of the examples of all parts together."""
         return cls(
             parts[0].count,
@@ -127,7 +127,7 @@ class Predictive:
         tensor([499.5000, 499.5000, 499.5000])
         """
         with torch.no_grad():
-            moments = _Moments.over(samples, likelihood)
+            moments = Moments.over(samples, likelihood)
         return cls._from_moments(moments, likelihood)
 
     @classmethod
@@ -137,6 +137,8 @@ class Predictive:
         if not parts:
             raise DataError("There is nothing to concatenate: give at least one Predictive.")
         first = parts[0]
+        if type(first) is not cls and isinstance(first, cls):
+            return type(first).concatenate(parts)
         if any(part.samples != first.samples for part in parts):
             raise DataError(
                 f"The parts have {sorted({part.samples for part in parts})} samples: "
@@ -146,7 +148,7 @@ class Predictive:
             raise DataError("The parts have different likelihoods and can't share one Predictive.")
         kept = [part._kept for part in parts if part._kept is not None]
         if not kept:
-            moments = _Moments.concatenate([part._moments for part in parts])
+            moments = Moments.concatenate([part._moments for part in parts])
             return cls._from_moments(moments, first.likelihood)
         if len(kept) < len(parts):
             raise DataError("Some parts kept their samples and some, from a stream, did not.")
@@ -291,15 +293,15 @@ class Predictive:
         return f"Predictive({self.likelihood.kind}, samples={self.samples}, shape={shape})"
 
     @classmethod
-    def _from_moments(cls, moments: _Moments, likelihood: Likelihood) -> Predictive:
+    def _from_moments(cls, moments: Moments, likelihood: Likelihood) -> Predictive:
         predictive = cls.__new__(cls)
         predictive.__dict__.update(likelihood=likelihood, _kept=None, _moments=moments)
         return predictive
 
     @cached_property
-    def _moments(self) -> _Moments:
+    def _moments(self) -> Moments:
         with torch.no_grad():
-            return _Moments.over(self.outputs, self.likelihood)
+            return Moments.over(self.outputs, self.likelihood)
 
     def _classification(self, name: str) -> Classification:
         if not isinstance(self.likelihood, Classification):
