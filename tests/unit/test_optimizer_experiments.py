@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 import credo
 from credo.data import digits
 from credo.errors import ConvergenceError
-from credo.experiments import optimizer_swap, squared_gradient_cost
+from credo.experiments import equal_time, optimizer_swap, squared_gradient_cost
 from credo.families import DiagGaussian
 from credo.loss import Loss
 
@@ -26,7 +26,11 @@ SWAP = optimizer_swap.SwapSettings(
 COST = squared_gradient_cost.CostSettings(
     num_data=100, order=4, steps=30, flips=(0.0, 0.05), noises=(1.0, 2.0)
 )
-SMALL = {optimizer_swap: SWAP, squared_gradient_cost: COST}
+EQUAL = equal_time.EqualTimeSettings(
+    net="784-100-10", num_data=128, held_out=40, epochs=2, batch_size=64, prior_scale=0.1,
+    prediction_samples=3,
+)  # fmt: skip
+SMALL = {optimizer_swap: SWAP, squared_gradient_cost: COST, equal_time: EQUAL}
 RIGHT, WRONG = 0, 1
 """Places of the two levels in `COST`."""
 
@@ -135,6 +139,47 @@ def test_swap_tells_which_statement_failed():
     numbers = optimizer_swap.check(swap_results(ece=0.06)).numbers
     assert numbers["mnist_calibration_holds"] == numbers["cifar10_calibration_holds"] == -1
     assert numbers["mnist_ood_holds"] == numbers["cifar10_accuracy_holds"] == 1
+
+
+# --- equal time -----------------------------------------------------------------------------------
+
+
+def equal_time_results(**vi):
+    """Two seeds in which the recipe wins everywhere, but for what is given."""
+    adam = {"nll": 1.0, "ece": 0.04, "accuracy": 0.6, "ece_floor": 0.01, "ece_spread": 0.002}
+    better = adam | {"nll": 0.85, "ece": 0.019, "accuracy": 0.61} | vi
+    return [
+        {
+            f"{data}_{name}_{key}": value
+            for data in equal_time.TITLES
+            for name, scores in (("adam", adam), ("vi", better))
+            for key, value in scores.items()
+        }
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [
+        ({}, "reproduced"),
+        ({"nll": 0.91}, "not reproduced"),
+        ({"accuracy": 0.599}, "not reproduced"),
+        ({"ece": 0.021}, "not reproduced"),
+        ({"ece": 0.021, "ece_floor": 0.018}, "reproduced"),
+    ],
+)
+def test_equal_time_needs_all_three_on_every_set(scores, verdict):
+    assert equal_time.check(equal_time_results(**scores)).verdict == verdict
+    assert equal_time.check(equal_time_results(**scores)[:1]).verdict == "inconclusive"
+
+
+def test_equal_time_gives_both_the_pull_they_ask_for():
+    """Weight decay λ is Normal(1/√(nλ)) at temperature 1; the recipe keeps T/s² fixed."""
+    both = equal_time.contestants(EQUAL, "cifar10", num_data=100)
+    (adam, adam_scale, _), (vi, vi_scale, _) = both["adam"], both["vi"]
+    tuned = equal_time.TUNED["cifar10"]
+    assert adam.temperature / (100 * adam_scale**2) == pytest.approx(tuned.weight_decay)
+    assert vi.temperature / vi_scale**2 == pytest.approx(1 / EQUAL.prior_scale**2)
 
 
 # --- squared-gradient cost ------------------------------------------------------------------------

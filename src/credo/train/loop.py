@@ -17,6 +17,7 @@ from torch import Tensor
 
 from credo.collectives import Ranks
 from credo.errors import CheckpointError, DataError, NonFiniteError, UnsupportedError
+from credo.families import Delta
 from credo.metrics import accuracy
 from credo.model import Model
 from credo.noise import key_to_seed
@@ -208,9 +209,11 @@ class _Run:
     def _validate(self) -> Json:
         posterior: Posterior = self.method.posterior(self.state)
         feed = make_feed(self.val_data, 1024, self.model)
+        # A point has nothing to average over.
+        samples = 1 if isinstance(posterior.q, Delta) else VALIDATION_SAMPLES
         log_probs, parts = [], []
         for inputs, targets in feed.batches(self.seed, 0):
-            predictive = posterior.predict(inputs, samples=VALIDATION_SAMPLES)
+            predictive = posterior.predict(inputs, samples=samples)
             log_probs.append(predictive.log_prob(targets.to(predictive.outputs.device)))
             parts.append((predictive, targets))
         scores = {"val_nll": -float(torch.cat(log_probs).mean())}
