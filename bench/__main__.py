@@ -1,4 +1,4 @@
-"""``make bench``, or ``python -m bench [mlp lenet5 resnet20 prediction memory rule dense]``.
+"""``make bench``, or ``python -m bench [SUITE ...]`` with the names in `SUITES`.
 
 Prints the ratios and writes bench/results.json. Run it on an otherwise idle machine.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bench import rule, suites
+from bench import rule, squares, suites
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -19,6 +19,9 @@ SUITES = {
     "mlp": lambda: suites.training("mlp"),
     "lenet5": lambda: suites.training("lenet5"),
     "resnet20": lambda: suites.training("resnet20"),
+    "squares-mlp": lambda: squares.routes("mlp"),
+    "squares-lenet5": lambda: squares.routes("lenet5"),
+    "squares-resnet20": lambda: squares.routes("resnet20 groupnorm"),
     "prediction": suites.prediction,
     "memory": suites.memory,
     "rule": rule.adam_step,

@@ -51,11 +51,26 @@ def resnet20() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-NETS = {"mlp": mlp, "lenet5": lenet5, "resnet20": resnet20, "wide mlp": lambda: mlp(2048)}
+def with_group_norm(net: nn.Module) -> nn.Module:
+    """Batch norm mixes examples, which then have no gradients of their own."""
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(8, child.num_features))
+    return net
+
+
+NETS = {
+    "mlp": mlp,
+    "lenet5": lenet5,
+    "resnet20": resnet20,
+    "resnet20 groupnorm": lambda: with_group_norm(resnet20()),
+    "wide mlp": lambda: mlp(2048),
+}
 
 
 def batch(net: str, size: int = 128) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shape = (3, 32, 32) if net == "resnet20" else (1, 28, 28)
+    shape = (3, 32, 32) if net.startswith("resnet20") else (1, 28, 28)
     x = torch.randn(size, *shape, generator=generator)
     return x, torch.randint(0, 10, (size,), generator=generator)

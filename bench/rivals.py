@@ -116,6 +116,57 @@ def posteriors_step(net: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
+def ivon_step(net: nn.Module, x: Tensor, y: Tensor) -> Step:
+    import ivon
+
+    optimizer = ivon.IVON(net.parameters(), lr=0.1, ess=NUM_DATA)
+
+    def step() -> None:
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def backpack_squares(
+    net: nn.Module, x: Tensor, y: Tensor, parameters: list[nn.Parameter]
+) -> Callable[[], list[Tensor]]:
+    """Run forward and backward; the mean over examples of squared gradients, by parameter."""
+    from backpack import backpack, extend
+    from backpack.extensions import SumGradSquared
+
+    net, loss = extend(net), extend(nn.CrossEntropyLoss())
+
+    def run() -> list[Tensor]:
+        with backpack(SumGradSquared()):
+            loss(net(x), y).backward()
+        # Its examples' losses are divided by the batch's size, as the mean loss does.
+        return [p.sum_grad_squared * len(x) for p in parameters]  # type: ignore[attr-defined]
+
+    return run
+
+
+def opacus_squares(
+    net: nn.Module, x: Tensor, y: Tensor, parameters: list[nn.Parameter]
+) -> Callable[[], list[Tensor]]:
+    """The same by Opacus, which keeps every example's gradient."""
+    from opacus.grad_sample import GradSampleModule
+
+    wrapped = GradSampleModule(net)
+
+    def run() -> list[Tensor]:
+        wrapped.zero_grad()
+        F.cross_entropy(wrapped(x), y).backward()
+        return [p.grad_sample.square_().mean(0) for p in parameters]  # type: ignore[attr-defined]
+
+    return run
+
+
+SQUARES = {"BackPACK": backpack_squares, "Opacus": opacus_squares}
+
+
 def training_steps(make: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Step]:
     """A step of every rival that is installed and runs on this network."""
     builders: dict[str, Callable[[], Step]] = {
@@ -123,6 +174,7 @@ def training_steps(make: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[
         for name, convert in LAYER_LIBRARIES.items()
     }
     builders["posteriors"] = lambda: posteriors_step(make(), x, y)
+    builders["ivon-opt"] = lambda: ivon_step(make(), x, y)
     return working(builders)
 
 

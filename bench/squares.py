@@ -1,6 +1,7 @@
 """Per-example squares: what a VOGN step costs over Adam's, by the route that squares are found.
 
-Run as ``python -m bench.squares [net ...]``.
+Every contestant makes the same step on the flat vector and differs in where its squares come from.
+``python -m bench.squares`` measures the memory that they take.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -16,8 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from bench import rivals
 from bench.nets import NETS, batch
-from bench.suites import BASELINES, ROUNDS, _kilobytes, adam_step
+from bench.suites import (
+    BASELINES,
+    OPTIMIZERS,
+    ROUNDS,
+    _kilobytes,
+    adam_step,
+    optimizer_step,
+)
 from bench.timing import Contestants, Row, interleave
 from credo import noise
 from credo.params import FlatParams, bind, select
@@ -25,15 +35,7 @@ from credo.params.square_routes import Convolution
 from credo.params.squares import Squares
 
 NUM_DATA = 60_000
-
-
-def with_group_norm(net: nn.Module) -> nn.Module:
-    """Batch norm has no per-example gradients."""
-    for module in list(net.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, nn.GroupNorm(8, child.num_features))
-    return net
+SECONDS = 120.0
 
 
 class Vogn:
@@ -97,18 +99,38 @@ def vmapped(net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     vogn = Vogn(net)
     names = [segment.name for segment in vogn.selection.segments]
 
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(net, weights, (x[None],)), y[None])
+    Weights = dict[str, Tensor]
 
-    per_example = vmap(grad(loss), (None, 0, 0))
+    def loss(weights: Weights, others: Weights, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(net, weights | others, (x[None],)), y[None])
+
+    per_example = vmap(grad(loss), (None, None, 0, 0))
 
     def step() -> None:
         vogn.sample()
-        named = dict(net.named_parameters())
-        found = per_example({name: named[name].detach() for name in names}, x, y)
+        others = {name: p.detach() for name, p in net.named_parameters()}
+        found = per_example({name: others.pop(name) for name in names}, others, x, y)
         torch.cat([found[name].mean(0).reshape(-1) for name in names], out=vogn.gradient)
         squares = [found[name].square_().mean(0).reshape(-1) for name in names]
         torch.cat(squares, out=vogn.squares)
+        vogn.update()
+
+    return step
+
+
+def from_rival(
+    find: Callable[..., Callable[[], list[Tensor]]], net: nn.Module, x: Tensor, y: Tensor
+) -> Callable[[], None]:
+    """The same step with the squares that another library finds."""
+    vogn = Vogn(net)
+    parameters = [vogn.flat.parameter_at[segment.start] for segment in vogn.selection.segments]
+    run = find(net, x, y, parameters)
+
+    def step() -> None:
+        vogn.sample()
+        squares = run()
+        vogn.flat.gradient(vogn.selection, out=vogn.gradient)
+        torch.cat([found.reshape(-1) for found in squares], out=vogn.squares)
         vogn.update()
 
     return step
@@ -125,27 +147,28 @@ def forced(step: Callable[[], None], route: str) -> Callable[[], None]:
 
 
 def routes(net: str) -> list[Row]:
-    """One VOGN step relative to the same network's Adam step."""
-    x, y = batch(net)
-
-    def make() -> nn.Module:
-        return with_group_norm(NETS[net]())
-
+    """One VOGN step relative to the same network's Adam step, at most `SECONDS` long."""
+    make, (x, y) = NETS[net], batch(net)
     contestants: Contestants = {
         "adam": adam_step(make(), x, y),
         "adam again (control)": adam_step(make(), x, y),
         "adam fused": adam_step(make(), x, y, fused=True),
         "squares of the batch gradient": batch_squared(make(), x, y),
-        "harvested": harvested(make(), x, y),
+        "credo": harvested(make(), x, y),
+        "credo VOGN, pool draws": optimizer_step(
+            OPTIMIZERS["credo VOGN, pool draws"], make(), x, y
+        ),
     }
     if net != "mlp":
         by_windows, by_groups = harvested(make(), x, y), harvested(make(), x, y)
-        contestants["harvested, windows only"] = forced(by_windows, "_by_windows")
-        contestants["harvested, groups only"] = forced(by_groups, "_by_groups")
-    if net == "lenet5":  # on the others it takes minutes
-        contestants["vmap"] = vmapped(make(), x, y)
+        contestants["credo, windows only"] = forced(by_windows, "_by_windows")
+        contestants["credo, groups only"] = forced(by_groups, "_by_groups")
+    builders = {"vmap": lambda: vmapped(make(), x, y)}
+    for name, find in rivals.SQUARES.items():
+        builders[name] = partial(from_rival, find, make(), x, y)
+    contestants |= rivals.working(builders)
     rounds, steps = ROUNDS[net]
-    return interleave("per-example squares", net, contestants, BASELINES, rounds, steps)
+    return interleave("per-example squares", net, contestants, BASELINES, rounds, steps, SECONDS)
 
 
 MEMORY: dict[str, Callable[[nn.Module, Tensor, Tensor], Callable]] = {
@@ -183,5 +206,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["memory-child"]:
         memory_child(sys.argv[2])
     else:
-        for row in [row for net in sys.argv[1:] or ROUNDS for row in routes(net)] + memory():
+        for row in memory():
             print(row)

@@ -18,7 +18,7 @@ from bench.nets import NETS, batch
 from bench.timing import Contestants, Row, interleave
 
 BASELINES = {"adam": "adam", "adam fused": "adam fused"}
-ROUNDS = {"mlp": (31, 4), "lenet5": (21, 3), "resnet20": (9, 1)}
+ROUNDS = {"mlp": (31, 4), "lenet5": (21, 3), "resnet20": (9, 1), "resnet20 groupnorm": (9, 1)}
 
 
 def adam_step(net: nn.Module, x: torch.Tensor, y: torch.Tensor, **settings: bool) -> Callable:
@@ -56,7 +56,7 @@ def optimizer_step(
 OPTIMIZERS = {
     f"credo {kind.__name__}, {draws} draws": partial(kind, draws=draws)
     for kind in (credo.optim.IVON, credo.optim.Vadam, credo.optim.VOGN)
-    for draws in ("normal", "table")
+    for draws in ("normal", "table", "pool")
 }
 
 

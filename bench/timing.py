@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 Contestants = dict[str, Callable[[], object]]
+
+FEWEST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,24 @@ def interleave(
     baselines: dict[str, str],
     rounds: int,
     steps: int,
+    seconds: float = math.inf,
 ) -> list[Row]:
     """Median ratio of every contestant to every baseline (contestant name → printed name).
 
     The order changes every round; each contestant makes one unmeasured step first, so that it finds
-    its own data in the cache and not its predecessor's.
+    its own data in the cache and not its predecessor's. After ``seconds`` no new round is begun,
+    except that there are `FEWEST_ROUNDS`.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    took: dict[str, list[float]] = {name: [] for name in contestants}
     for step in contestants.values():
         step()
         step()
     order = list(contestants)
     shuffle = random.Random(0).shuffle
-    for _ in range(rounds):
+    end = time.perf_counter() + seconds
+    for done in range(rounds):
+        if done >= FEWEST_ROUNDS and time.perf_counter() > end:
+            break
         shuffle(order)
         for name in order:
             step = contestants[name]
@@ -53,11 +61,11 @@ def interleave(
             start = time.perf_counter()
             for _ in range(steps):
                 step()
-            seconds[name].append((time.perf_counter() - start) / steps)
+            took[name].append((time.perf_counter() - start) / steps)
     rows = []
     for base, printed in baselines.items():
-        for name, times in seconds.items():
-            ratios = [t / b for t, b in zip(times, seconds[base], strict=True)]
+        for name, times in took.items():
+            ratios = [t / b for t, b in zip(times, took[base], strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4)
             rows.append(
                 Row(bench, net, name, round(middle, 3), (round(low, 3), round(high, 3)), printed)

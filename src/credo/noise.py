@@ -43,7 +43,7 @@ from credo.types import Vector
 Draws: TypeAlias = Literal["normal", "table", "pool"]
 
 TABLE_BITS = 13
-TABLE_BLOCK = 1 << 14
+TABLE_BLOCK = 1 << 15
 POOL_SIZE = 1 << 20
 POOL_TURNS = 64
 STEPS_PER_TURN = 4

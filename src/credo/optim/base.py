@@ -9,7 +9,8 @@ where ℓ̄ is the mean loss per example. All of them keep a curvature h per exa
     σ² = 1/(N(h + δ)),      δ = p/N
 
 so temperature, augmentation and warm-up enter through N alone: time constants and the size of a
-step don't depend on them, and the resting point is that of the tempered objective, exactly.
+step don't depend on them, and the resting point is that of the tempered objective, exactly. N is
+read when the first block of a step begins.
 
 ====== ==================== ====================================================================
 symbol argument             meaning
@@ -45,13 +46,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from credo.collectives import unwrap
-from credo.errors import NonFiniteError, UnsupportedError
-from credo.noise import source
+from credo.errors import UnsupportedError
+from credo.noise import Draws, source
 from credo.optim.groups import Group, Params, groups_of
 from credo.optim.layout import Layout
 from credo.optim.ranks import Tally, Team
-from credo.optim.results import posterior_of, refuse_strange_state
-from credo.params import FlatParams
+from credo.optim.results import is_finite, posterior_of, refuse_nonfinite, refuse_strange_state
+from credo.params.flat import Buffer
 from credo.posterior import Posterior
 from credo.types import Likelihood, Vector
 
@@ -79,18 +80,40 @@ class NaturalOptimizer(Optimizer, ABC):
     _unscales: ClassVar[bool] = True
     """Whether all that a block collects follows from ``.grad``, also after ``unscale_``."""
 
+    _keeps_first_draw: ClassVar[bool] = False
+    """Whether the memory of a step's first draw is needed until the step."""
+
     _step_supports_amp_scaling = True
 
     def __init__(
         self,
         params: Params,
-        options: Group,
+        own: Group,
+        *,
+        debias: bool = True,
+        temperature: float = 1.0,
+        augmentation: float = 1.0,
+        kl_warmup: int = 0,
+        samples: int = 1,
+        draws: Draws = "table",
+        seed: int = 0,
         process_group: ProcessGroup | None = None,
         shared_noise: bool = False,
     ) -> None:
         self._team = Team(params, process_group, shared_noise)
         params = unwrap(params) if isinstance(params, nn.Module) else params
-        groups = groups_of(params, {**options, "deterministic": False})
+        options: Group = {
+            **own,
+            "debias": debias,
+            "temperature": temperature,
+            "augmentation": augmentation,
+            "kl_warmup": kl_warmup,
+            "samples": samples,
+            "draws": draws,
+            "seed": seed,
+            "deterministic": False,
+        }
+        groups = groups_of(params, options)
         for group in groups:
             self._check(group)
         self._is_built = False
@@ -104,12 +127,11 @@ class NaturalOptimizer(Optimizer, ABC):
         for where, group in self._parts():
             self._memory["curvature"][where] = group["hess_init"]
         self._point_state_at_memory()
-        self._mean, self._scale, self._eps = (
-            torch.empty_like(like[: self._num_random]) for _ in range(3)
-        )
-        self._noise_now: Vector = self._eps
-        self._gradient, self._scratch = torch.empty_like(like), torch.empty_like(like)
-        self._noise = source(options["draws"], options["seed"])
+        self._gradient, self._scratch, self._shifted = (torch.empty_like(like) for _ in range(3))
+        self._eps = torch.empty_like(like[: self._num_random])
+        self._effective_data = [1.0] * len(groups)
+        self._shifted_from: dict[int, tuple[int, float]] = {}
+        self._noise = source(draws, seed)
         self._samples = 0
         self._is_sampling = False
 
@@ -129,8 +151,8 @@ class NaturalOptimizer(Optimizer, ABC):
         """A context that surrounds the user's forward and backward passes."""
         return nullcontext()
 
-    def _harvest(self, gradient: Vector) -> None:
-        """Collect from a block what is needed besides its ``gradient``."""
+    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
+        """Collect from a block what is needed besides its ``gradient``; ``draw`` may be used up."""
 
     def _average(self, samples: float, unit: float) -> None:
         """Make what was collected a mean: of ``samples`` blocks, of losses times ``unit``."""
@@ -161,20 +183,20 @@ class NaturalOptimizer(Optimizer, ABC):
                 "sampled() inside of sampled(): the weights are a draw already. Leave the first "
                 "block before the next; several blocks before step() are averaged"
             )
-        flat = self._layout.bound()
+        mean, draw = self._layout.room_for_draw(int(self._keeps_first_draw and self._samples > 0))
         for parameter in self._layout.parameters:
             parameter.grad = None
-        self._mean.copy_(flat.vector[: self._num_random])
         self._is_sampling = True
         try:
-            self._perturb(flat)
+            with torch.no_grad():
+                self._perturb(mean, draw)
             with self._team.block(self._layout.parameters), self._before_forward():
                 yield
             with torch.no_grad():
-                self._gather()
+                self._gather(mean, draw.vector)
         finally:
             self._is_sampling = False
-            self._layout.put_back(self._mean)
+            self._layout.show_mean()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -210,8 +232,8 @@ class NaturalOptimizer(Optimizer, ABC):
         """
         if self._is_sampling:
             raise UnsupportedError("posterior() inside of sampled(): leave the block first")
-        self._write_scale()
-        return posterior_of(unwrap(net), likelihood, self.param_groups, self._layout, self._scale)
+        scale = self._scale()
+        return posterior_of(unwrap(net), likelihood, self.param_groups, self._layout, scale)
 
     def add_param_group(self, param_group: Group) -> None:
         """Only the constructor may: the flat vectors are laid out once."""
@@ -255,25 +277,44 @@ class NaturalOptimizer(Optimizer, ABC):
             temperature *= min(1.0, (group["step"] + 1) / group["kl_warmup"])
         return float(group["num_data"] * group["augmentation"] / temperature)
 
-    def _write_scale(self) -> None:
-        """σ = 1/√(N(h + δ)) of the random weights."""
-        with torch.no_grad():
-            for where, group in self._parts():
-                if not group["deterministic"]:
-                    h, n = self._memory["curvature"][where], self.effective_data(group)
-                    precision = h.new_tensor(group["prior_precision"])
-                    torch.add(precision, h, alpha=n, out=self._scale[where]).rsqrt_()
+    def _precision(self, where: slice, delta: float) -> Vector:
+        """h + δ: computed once for a step and the draws after it, unless h or δ is changed."""
+        h, found = self._memory["curvature"][where], self._shifted[where]
+        state = (h._version, delta)
+        if self._shifted_from.get(where.start) != state:
+            torch.add(h, delta, out=found)
+            self._shifted_from[where.start] = state
+        return found
 
-    def _perturb(self, flat: FlatParams) -> None:
-        """Write m + σε into the network."""
+    def _denominator(self, group: Group, where: slice, delta: float) -> Vector:
+        """h + δ + γ."""
+        precision, damping = self._precision(where, delta), group["damping"]
+        return torch.add(precision, damping, out=self._scratch[where]) if damping else precision
+
+    def _scale(self) -> Vector:
+        """σ = 1/√(N(h + δ)) of the random weights."""
+        scale = torch.empty_like(self._eps)
+        for where, group in self._parts():
+            if not group["deterministic"]:
+                n = self.effective_data(group)
+                precision = self._precision(where, group["prior_precision"] / n)
+                torch.rsqrt(precision, out=scale[where]).mul_(n**-0.5)
+        return scale
+
+    def _perturb(self, mean: Vector, draw: Buffer) -> None:
+        """Let the network look at m + σε."""
+        if not self._samples:
+            self._effective_data = [self.effective_data(group) for group in self.param_groups]
         if not self._num_random:
             return
-        if not self._samples:
-            self._write_scale()
-        self._noise_now = self._noise.draw(self._eps, *self._noise_key())
-        with flat.writing() as vector:
-            random = vector[: self._num_random]
-            torch.addcmul(self._mean, self._scale, self._noise_now, out=random)
+        noise = self._noise.draw(self._eps, *self._noise_key())
+        for (where, group), n in zip(self._parts(), self._effective_data, strict=True):
+            if not group["deterministic"]:
+                target = draw.vector[where]
+                torch.rsqrt(self._precision(where, group["prior_precision"] / n), out=target)
+                # √N belongs to σ, but costs nothing here.
+                torch.addcmul(mean[where], target, noise[where], value=n**-0.5, out=target)
+        self._layout.show_draw(draw)
 
     def _noise_key(self) -> tuple[int, int, int]:
         """Of the block that is next or under way: its step and draw."""
@@ -304,18 +345,19 @@ class NaturalOptimizer(Optimizer, ABC):
         if self._team.several:
             samples, overflow = self._add_up_ranks(blocks, unit, overflow)
             unit = 1.0
-        if overflow or not all(_is_finite(vector) for vector in vectors):
+        if overflow or not all(is_finite(vector) for vector in vectors):
             for group in self.param_groups:
                 group["skipped"] += 1
             if found_inf is None:
-                self._raise_nonfinite()
+                named = {"gradient": self._gradient, **self._collected()}
+                refuse_nonfinite(named, self._layout, self.param_groups[0]["step"])
             return
         if samples * unit != 1.0:
             self._gradient.div_(samples * unit)
         self._average(samples, unit)
         with self._layout.bound().writing() as vector:
-            for where, group in self._parts():
-                delta = group["prior_precision"] / self.effective_data(group)
+            for (where, group), n in zip(self._parts(), self._effective_data, strict=True):
+                delta = group["prior_precision"] / n
                 group["step"] += 1
                 self._update(group, vector[where], where, delta)
 
@@ -356,10 +398,10 @@ class NaturalOptimizer(Optimizer, ABC):
                 )
         return 1.0
 
-    def _gather(self) -> None:
+    def _gather(self, mean: Vector, draw: Vector) -> None:
         """Add the gradients of the block; ``.grad`` stays, because GradScaler looks at it."""
         gradient = self._layout.gather(self._scratch if self._samples else self._gradient)
-        self._harvest(gradient)
+        self._harvest(gradient, mean, draw)
         if self._samples:
             self._gradient.add_(gradient)
         self._samples += 1
@@ -373,19 +415,3 @@ class NaturalOptimizer(Optimizer, ABC):
             self.state[parameter] = {
                 name: self._layout.part(memory, parameter) for name, memory in self._memory.items()
             }
-
-    def _raise_nonfinite(self) -> None:
-        step = self.param_groups[0]["step"]
-        for name, vector in (("gradient", self._gradient), *self._collected().items()):
-            where = self._layout.first_nonfinite(vector)
-            if where is not None:
-                raise NonFiniteError(
-                    f"the {name} of {where} is not finite at step {step}; weights and state are "
-                    "those of the step before. Lower lr, or raise prior_precision or hess_init, "
-                    "which makes the draws smaller"
-                )
-
-
-def _is_finite(vector: Vector) -> bool:
-    # A sum is one cheap pass; it may overflow where no number is infinite.
-    return bool(vector.sum().isfinite()) or bool(vector.isfinite().all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from numbers import Integral
-from typing import Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, get_args
 
 from torch import Tensor, nn
 
@@ -15,9 +15,27 @@ from credo.noise import Draws
 from credo.params import bind
 from credo.params.selection import is_norm
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 Group: TypeAlias = dict[str, Any]
 Params: TypeAlias = nn.Module | Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
 """A module, its parameters (with names or without), or groups of them."""
+
+
+class Shared(TypedDict, total=False):
+    """The options of every optimizer that have the same default in each of them."""
+
+    debias: bool
+    temperature: float
+    augmentation: float
+    kl_warmup: int
+    samples: int
+    draws: Draws
+    seed: int
+    process_group: ProcessGroup | None
+    shared_noise: bool
+
 
 _RESERVED = ("params", "param_names", "name", "prior_precision", "weight_decay")
 

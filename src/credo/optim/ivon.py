@@ -1,6 +1,6 @@
 r"""IVON: variational learning at the price of Adam, with curvature read off gradient times noise.
 
-    θ = m + σε,   σ² = 1/(N(h + δ)),        ĥ = ḡ(θ)∘ε/σ         (E ĥ = E_q[∇²ℓ̄], Stein's identity)
+    θ = m + σε,   σ² = 1/(N(h + δ)),        ĥ = ḡ(θ)∘(θ − m)/σ²  (E ĥ = E_q[∇²ℓ̄], Stein's identity)
     g ← β₁g + (1 − β₁)ḡ
     h ← h + x + x²/(2(h + δ)),              x = (1 − β₂)(ĥ − h)
     m ← m − ξ(h₀ + δ)·clip((g/(1 − β₁ᵗ) + δm)/(h + δ + γ), ±c)
@@ -38,27 +38,31 @@ Reference: Shen et al., 2024 (arXiv:2402.17641); the positive step is Lin et al.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import torch
 
 from credo.checks import positive
-from credo.noise import Draws
 from credo.optim.base import NaturalOptimizer
-from credo.optim.groups import Group, Params, refuse_both
+from credo.optim.groups import Group, Params, Shared, refuse_both
 from credo.types import Vector
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+
+def absorb_relative_(h: Vector, a: Vector, change: Vector, rate: float) -> None:
+    """h ← h + a(u + u²/2) with u = rate·change, where a = h + δ; ``change`` is used up.
+
+    That is the step of the module's docstring for u = x/a.
+    """
+    change.addcmul_(change, change, value=0.5 * rate)
+    h.addcmul_(a, change, value=rate)
 
 
 def absorb_curvature_(
     h: Vector, surplus: Vector, delta: float, rate: float, scratch: Vector
 ) -> None:
     """h ← h + x + x²/(2(h + δ)) with x = −rate·surplus and surplus = h − ĥ, which is used up."""
-    bound = torch.add(h, delta, out=scratch)
-    h.sub_(surplus, alpha=rate)
-    h.addcdiv_(surplus.square_(), bound, value=0.5 * rate * rate)
+    a = torch.add(h, delta, out=scratch)
+    absorb_relative_(h, a, surplus.div_(a), -rate)
 
 
 class IVON(NaturalOptimizer):
@@ -66,6 +70,8 @@ class IVON(NaturalOptimizer):
 
     Give ``prior_precision`` or ``weight_decay`` (1e-4 if neither), not both.
     """
+
+    _keeps_first_draw = True
 
     def __init__(
         self,
@@ -80,19 +86,11 @@ class IVON(NaturalOptimizer):
         damping: float = 0.0,
         clip_radius: float | None = None,
         rescale_lr: bool = True,
-        debias: bool = True,
-        temperature: float = 1.0,
-        augmentation: float = 1.0,
-        kl_warmup: int = 0,
-        samples: int = 1,
-        draws: Draws = "table",
-        seed: int = 0,
-        process_group: ProcessGroup | None = None,
-        shared_noise: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         if prior_precision is not None and weight_decay is not None:
             refuse_both(prior_precision, weight_decay)
-        options: Group = {
+        own: Group = {
             "lr": lr,
             "num_data": num_data,
             "betas": betas,
@@ -100,20 +98,13 @@ class IVON(NaturalOptimizer):
             "damping": damping,
             "clip_radius": clip_radius,
             "rescale_lr": rescale_lr,
-            "debias": debias,
-            "temperature": temperature,
-            "augmentation": augmentation,
-            "kl_warmup": kl_warmup,
-            "samples": samples,
-            "draws": draws,
-            "seed": seed,
         }
         if prior_precision is None:
-            options["weight_decay"] = 1e-4 if weight_decay is None else weight_decay
+            own["weight_decay"] = 1e-4 if weight_decay is None else weight_decay
         else:
-            options["prior_precision"] = prior_precision
-        super().__init__(params, options, process_group, shared_noise)
-        self._products = torch.empty_like(self._eps)
+            own["prior_precision"] = prior_precision
+        super().__init__(params, own, **shared)
+        self._products = self._layout.room_for_draw(0)[1].vector[: self._num_random]
         self._share = 1.0
 
     def _check(self, group: Group) -> None:
@@ -121,13 +112,14 @@ class IVON(NaturalOptimizer):
         if group["clip_radius"] is not None:
             positive("clip_radius", group["clip_radius"])
 
-    def _harvest(self, gradient: Vector) -> None:
-        """Add ḡ∘ε; all blocks of a step have the same σ, by which it is divided later."""
-        random = gradient[: self._num_random]
+    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
+        """Add ḡ∘(θ − m); all blocks of a step have the same σ, by whose square it is divided."""
+        random = slice(self._num_random)
+        offset = draw[random].sub_(mean[random])
         if self._samples:
-            self._products.addcmul_(self._noise_now, random)
+            self._products.addcmul_(offset, gradient[random])
         else:
-            torch.mul(self._noise_now, random, out=self._products)
+            self._products = offset.mul_(gradient[random])
 
     def _sums(self) -> list[tuple[Vector, int]]:
         return [(self._gradient, 1), (self._products, 1)]
@@ -138,19 +130,23 @@ class IVON(NaturalOptimizer):
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         beta1, beta2 = group["betas"]
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
-        scratch = self._scratch[where]
         if not group["deterministic"]:
-            products, scale = self._products[where], self._scale[where]
-            surplus = torch.addcdiv(h, products, scale, value=-self._share, out=products)
-            absorb_curvature_(h, surplus, delta, 1.0 - beta2, scratch)
+            # ĥ = N·a·ḡ∘(θ − m) with a = h + δ, so x/a = (1 − β₂)N(ḡ∘(θ − m) − h/(Na)): no pass
+            # for σ, and none for ĥ.
+            n = group["prior_precision"] / delta * self._share
+            a = self._precision(where, delta)
+            change = self._products[where].addcdiv_(h, a, value=-1.0 / n)
+            absorb_relative_(h, a, change, (1.0 - beta2) * n)
         momentum.lerp_(self._gradient[where], 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         rate = group["lr"] * ((group["hess_init"] + delta) if group["rescale_lr"] else 1.0)
-        # The gradient is no longer needed, so its memory holds the direction.
-        direction = torch.add(momentum, mean, alpha=delta * grown, out=self._gradient[where])
-        denominator = torch.add(h, delta + group["damping"], out=scratch)
+        denominator = self._denominator(group, where, delta)
         if group["clip_radius"] is None:
-            mean.addcdiv_(direction, denominator, value=-rate / grown)
+            # The prior's pull first, while ``mean`` is what it was.
+            mean.addcdiv_(mean, denominator, value=-rate * delta)
+            mean.addcdiv_(momentum, denominator, value=-rate / grown)
         else:
+            # The gradient is no longer needed, so its memory holds the direction.
+            direction = torch.add(momentum, mean, alpha=delta * grown, out=self._gradient[where])
             bound = group["clip_radius"] * grown
             mean.sub_(direction.div_(denominator).clamp_(-bound, bound), alpha=rate / grown)

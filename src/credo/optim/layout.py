@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from credo.errors import BindingError, UnsupportedError
 from credo.optim.groups import Group, Params, holder_of
 from credo.params import FlatParams, bind
+from credo.params.flat import Buffer
 from credo.types import Segment, Vector
 
 
@@ -38,6 +39,8 @@ class Layout:
             if not group["deterministic"]
         )
         self._like = self._flat.vector.new_empty(0)
+        self._spares: dict[int, Buffer] = {}
+        self._mean: Buffer | None = None
 
     def bound(self) -> FlatParams:
         """The buffer of which the parameters are views now."""
@@ -51,8 +54,41 @@ class Layout:
                 "the network's parameters were replaced, frozen, moved or re-typed after the "
                 "optimizer was built: do that first, then build the optimizer (and load its state)"
             )
-        self._flat = flat
+        self._flat, self._spares = flat, {}
         return flat
+
+    def room_for_draw(self, index: int) -> tuple[Vector, Buffer]:
+        """The mean, in the network, and a buffer beside it, one of several, for a draw."""
+        flat = self.bound()
+        if index not in self._spares:
+            self._spares[index] = flat.spare()
+        return flat.vector, self._spares[index]
+
+    def show_draw(self, draw: Buffer) -> None:
+        """Let the network look at the draw. The mean stays where it is, so nothing is copied."""
+        # First, because from here on an interrupt leaves some parameters at the draw.
+        self._mean = self._flat.shown
+        draw.vector[self.num_random :].copy_(self._flat.vector[self.num_random :])
+        self._flat.show(draw)
+
+    def show_mean(self) -> None:
+        """Make the random weights what they were before `show_draw`, if it was called."""
+        mean, self._mean = self._mean, None
+        if mean is None:
+            return
+        with torch.no_grad():
+            if self._flat.is_bound():
+                # What the block did to deterministic weights stays.
+                mean.vector[self.num_random :].copy_(self._flat.vector[self.num_random :])
+                self._flat.show(mean)
+                return
+            # Bound elsewhere or re-typed in the meantime: into each parameter, where it is now,
+            # which may be a spare buffer.
+            self._spares = {}
+            for parameter in self.parameters:
+                if self.place(parameter).stop <= self.num_random:
+                    parameter.copy_(self.part(mean.vector, parameter))
+        torch.clear_autocast_cache()
 
     def place(self, parameter: Tensor) -> Segment:
         """Where a parameter lies in the buffer and in every vector of its length."""
@@ -89,19 +125,6 @@ class Layout:
         return all(
             p.grad is None or torch.equal(p.grad, self.part(gradient, p)) for p in self.parameters
         )
-
-    def put_back(self, mean: Vector) -> None:
-        """Make the random weights what they were."""
-        if self._flat.is_bound():
-            with self._flat.writing() as vector:
-                vector[: self.num_random].copy_(mean)
-            return
-        # Bound elsewhere or re-typed in the meantime: into each parameter, where it is now.
-        with torch.no_grad():
-            for parameter in self.parameters:
-                if self.place(parameter).stop <= self.num_random:
-                    parameter.copy_(self.part(mean, parameter))
-        torch.clear_autocast_cache()
 
     def first_nonfinite(self, vector: Vector) -> str | None:
         """The name of the first parameter whose part is not finite."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from credo.errors import BindingError, CheckpointError, UnsupportedError
+from credo.errors import BindingError, CheckpointError, NonFiniteError, UnsupportedError
 from credo.families import DiagGaussian
 from credo.model import Model
 from credo.optim.groups import Group
@@ -51,6 +52,24 @@ def posterior_of(
         random.read(flat.vector), torch.cat([scales[here[s.name]] for s in random.segments])
     )
     return Posterior.at_network(model, q, draws=groups[0]["draws"])
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether all numbers are."""
+    # A sum is one cheap pass; it may overflow where no number is infinite.
+    return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())
+
+
+def refuse_nonfinite(named: Mapping[str, Vector], layout: Layout, step: int) -> None:
+    """Raise `NonFiniteError` for the first parameter that has such a number in a vector."""
+    for name, vector in named.items():
+        where = layout.first_nonfinite(vector)
+        if where is not None:
+            raise NonFiniteError(
+                f"the {name} of {where} is not finite at step {step}; weights and state are "
+                "those of the step before. Lower lr, or raise prior_precision or hess_init, "
+                "which makes the draws smaller"
+            )
 
 
 def refuse_strange_state(

@@ -29,44 +29,58 @@ Reference: Khan et al., 2018 (arXiv:1806.04854).
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import torch
 
-from credo.noise import Draws
 from credo.optim.base import NaturalOptimizer
-from credo.optim.groups import Group, Params
+from credo.optim.groups import Group, Params, Shared
 from credo.types import Vector
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+SMALL_BETA = 1e-3
+"""Below it β₁ is not divided by."""
 
 
 def adam_step_(
-    group: Group,
-    mean: Vector,
-    momentum: Vector,
-    h: Vector,
-    gradient: Vector,
-    delta: float,
-    scratch: Vector,
+    group: Group, mean: Vector, momentum: Vector, h: Vector, gradient: Vector, delta: float
 ) -> None:
-    """The update of g, h and m above, in place; ``gradient`` is used up."""
+    """The update of g, h and m above, in place, by the kernel of torch's Adam: one pass.
+
+    The prior's pull belongs into g but not into h, for which that kernel has no place. So it is
+    put into the old g, divided by the β₁ that the kernel will multiply it by.
+    """
     beta1, beta2 = group["betas"]
-    h.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    eps = delta + group["damping"]
+    if beta1 < SMALL_BETA:
+        h.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
+        grown_g, grown_h = (
+            1.0 - beta ** group["step"] if group["debias"] else 1.0 for beta in group["betas"]
+        )
+        mean.addcdiv_(momentum, (h / grown_h).sqrt_().add_(eps), value=-group["lr"] / grown_g)
+        return
     if delta:
-        gradient.add_(mean, alpha=delta)
-    momentum.lerp_(gradient, 1.0 - beta1)
-    grown_g = grown_h = 1.0
-    if group["debias"]:
-        grown_g = 1.0 - beta1 ** group["step"]
-        grown_h = math.sqrt(1.0 - beta2 ** group["step"])
-    root = torch.sqrt(h, out=scratch)
-    # Numerator and denominator both times √(1 − β₂ᵗ), which saves a pass.
-    if offset := (delta + group["damping"]) * grown_h:
-        root.add_(offset)
-    mean.addcdiv_(momentum, root, value=-group["lr"] * grown_h / grown_g)
+        momentum.add_(mean, alpha=delta * (1.0 - beta1) / beta1)
+    # After infinitely many steps averages lack nothing: 1 − βᵗ = 1.
+    steps = torch.tensor(float(group["step"]) if group["debias"] else torch.inf, device=mean.device)
+    # Without torch.optim's dispatch to it, which takes longer than a small network's step.
+    torch._fused_adam_(
+        [mean],
+        [gradient],
+        [momentum],
+        [h],
+        [],
+        [steps],
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=0.0,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    # The kernel leaves out the counters, by which the optimizer sees that h is another one.
+    torch.autograd.graph.increment_version([momentum, h])
 
 
 class Vadam(NaturalOptimizer):
@@ -82,34 +96,18 @@ class Vadam(NaturalOptimizer):
         prior_precision: float = 30.0,
         hess_init: float = 0.0,
         damping: float = 1e-8,
-        debias: bool = True,
-        temperature: float = 1.0,
-        augmentation: float = 1.0,
-        kl_warmup: int = 0,
-        samples: int = 1,
-        draws: Draws = "table",
-        seed: int = 0,
-        process_group: ProcessGroup | None = None,
-        shared_noise: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        options: Group = {
+        own: Group = {
             "lr": lr,
             "num_data": num_data,
             "betas": betas,
             "prior_precision": prior_precision,
             "hess_init": hess_init,
             "damping": damping,
-            "debias": debias,
-            "temperature": temperature,
-            "augmentation": augmentation,
-            "kl_warmup": kl_warmup,
-            "samples": samples,
-            "draws": draws,
-            "seed": seed,
         }
-        super().__init__(params, options, process_group, shared_noise)
+        super().__init__(params, own, **shared)
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
-        gradient, scratch = self._gradient[where], self._scratch[where]
-        adam_step_(group, mean, momentum, h, gradient, delta, scratch)
+        adam_step_(group, mean, momentum, h, self._gradient[where], delta)

@@ -41,24 +41,20 @@ Reference: Osawa et al., 2019 (arXiv:1906.02506); Khan et al., 2018 (arXiv:1806.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import nn
 
 from credo.collectives import unwrap
 from credo.errors import DataError, UnsupportedError
-from credo.noise import Draws
 from credo.optim.base import NaturalOptimizer
-from credo.optim.groups import Group, Params
+from credo.optim.groups import Group, Params, Shared
 from credo.optim.layout import Layout
 from credo.optim.vadam import adam_step_
 from credo.params.selection import Selection
 from credo.params.squares import Squares
 from credo.types import Vector
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 class VOGN(NaturalOptimizer):
@@ -83,15 +79,7 @@ class VOGN(NaturalOptimizer):
         damping: float = 1e-8,
         loss_reduction: Literal["mean", "sum"] = "mean",
         module: nn.Module | None = None,
-        debias: bool = True,
-        temperature: float = 1.0,
-        augmentation: float = 1.0,
-        kl_warmup: int = 0,
-        samples: int = 1,
-        draws: Draws = "table",
-        seed: int = 0,
-        process_group: ProcessGroup | None = None,
-        shared_noise: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         network = params if isinstance(params, nn.Module) else module
         if not isinstance(network, nn.Module):
@@ -100,22 +88,15 @@ class VOGN(NaturalOptimizer):
                 f"layers: pass the network itself, or module=net beside the parameters (module is "
                 f"{module!r})"
             )
-        options: Group = {
+        own: Group = {
             "lr": lr,
             "num_data": num_data,
             "betas": betas,
             "prior_precision": prior_precision,
             "hess_init": hess_init,
             "damping": damping,
-            "debias": debias,
-            "temperature": temperature,
-            "augmentation": augmentation,
-            "kl_warmup": kl_warmup,
-            "samples": samples,
-            "draws": draws,
-            "seed": seed,
         }
-        super().__init__(params, options, process_group, shared_noise)
+        super().__init__(params, own, **shared)
         for where, group in self._parts():
             if group["deterministic"]:
                 self._memory["curvature"][where] = 0.0
@@ -141,7 +122,7 @@ class VOGN(NaturalOptimizer):
         self._squares.reset()
         return self._squares.armed()
 
-    def _harvest(self, gradient: Vector) -> None:
+    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
         """The mean of squares over the block's examples; a summed loss becomes a mean."""
         if self._squares is None:
             return
@@ -169,15 +150,15 @@ class VOGN(NaturalOptimizer):
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
-        gradient, scratch = self._gradient[where], self._scratch[where]
+        gradient = self._gradient[where]
         if group["deterministic"]:
-            adam_step_(group, mean, momentum, h, gradient, delta, scratch)
+            adam_step_(group, mean, momentum, h, gradient, delta)
             return
         beta1, beta2 = group["betas"]
         h.lerp_(self._mean_squares[where], 1.0 - beta2)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
-        denominator = torch.add(h, delta + group["damping"], out=scratch)
+        denominator = self._denominator(group, where, delta)
         mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)
 
 

@@ -34,21 +34,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
 from credo.checks import positive
 from credo.errors import DataError, UnsupportedError
-from credo.noise import Draws, key_to_seed
+from credo.noise import key_to_seed
 from credo.optim.base import NaturalOptimizer
-from credo.optim.groups import Group, Params
+from credo.optim.groups import Group, Params, Shared
 from credo.optim.ivon import absorb_curvature_
 from credo.types import Vector
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _PRODUCTS = 256
 """How many Hessian products are taken at once."""
@@ -71,36 +68,21 @@ class VON(NaturalOptimizer):
         damping: float = 0.0,
         hessian: Literal["exact", "hutchinson"] = "exact",
         probes: int = 1,
-        debias: bool = True,
-        temperature: float = 1.0,
-        augmentation: float = 1.0,
-        kl_warmup: int = 0,
-        samples: int = 1,
-        draws: Draws = "table",
-        seed: int = 0,
-        process_group: ProcessGroup | None = None,
-        shared_noise: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
         if hessian not in ("exact", "hutchinson"):
             raise DataError(f'hessian must be "exact" or "hutchinson", not {hessian!r}')
         if not isinstance(probes, int) or probes < 1:
             raise DataError(f"probes must be a whole number, 1 or more, not {probes!r}")
-        options: Group = {
+        own: Group = {
             "lr": lr,
             "num_data": num_data,
             "betas": betas,
             "prior_precision": prior_precision,
             "hess_init": hess_init,
             "damping": damping,
-            "debias": debias,
-            "temperature": temperature,
-            "augmentation": augmentation,
-            "kl_warmup": kl_warmup,
-            "samples": samples,
-            "draws": draws,
-            "seed": seed,
         }
-        super().__init__(params, options, process_group, shared_noise)
+        super().__init__(params, own, **shared)
         self.hessian, self.probes = hessian, probes
         self._diagonal = torch.zeros_like(self._gradient)
         self._block = torch.zeros_like(self._gradient)
@@ -180,7 +162,7 @@ class VON(NaturalOptimizer):
         self._backwards = 0
         return nullcontext()
 
-    def _harvest(self, gradient: Vector) -> None:
+    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
         if not self._backwards:
             raise UnsupportedError(
                 "VON needs the Hessian of the loss: call optimizer.backward(loss) instead of "
@@ -205,5 +187,5 @@ class VON(NaturalOptimizer):
         absorb_curvature_(h, surplus, delta, 1.0 - beta2, scratch)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
         grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
-        denominator = torch.add(h, delta + group["damping"], out=scratch)
+        denominator = self._denominator(group, where, delta)
         mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)

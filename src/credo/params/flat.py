@@ -49,11 +49,25 @@ NORM_LAYERS = (
 )
 
 
+class Buffer:
+    """A vector with room for all parameters, and each one's part of it as a view in its shape."""
+
+    __slots__ = ("addresses", "vector", "views")
+
+    def __init__(self, vector: Vector, segments: tuple[Segment, ...]) -> None:
+        self.vector = vector
+        self.views = [vector[segment.slice].view(segment.shape) for segment in segments]
+        self.addresses = [view.data_ptr() for view in self.views]
+
+
 class FlatParams:
     """The flat buffer of one module; made by `bind`, one per module.
 
     ``vector`` is the buffer (T,), ``gradient`` gathers what a backward pass left in ``.grad``.
     Norm layers' segments come last, so that the default random parameters form one run.
+
+    A network that looks at other weights for a while needs no copies: `spare` gives a second
+    buffer, `show` makes the parameters views of it, and later of the first one again.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -67,15 +81,19 @@ class FlatParams:
         self.parameters = [place.parameter for place in self._places]
         _refuse_mixtures(self._places)
         self.segments: tuple[Segment, ...] = _segments(self._places)
-        self.vector: Vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.parameter_at = {
             s.start: p for s, p in zip(self.segments, self.parameters, strict=True)
         }
-        self._addresses = []
-        for parameter, segment in zip(self.parameters, self.segments, strict=True):
-            parameter.data = self.vector[segment.slice].view(segment.shape)
+        vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self._shown = Buffer(vector, self.segments)
+        for parameter, view in zip(self.parameters, self._shown.views, strict=True):
+            parameter.data = view
             parameter.grad = None
-            self._addresses.append(parameter.data_ptr())
+
+    @property
+    def vector(self) -> Vector:
+        """The buffer of which the parameters are views."""
+        return self._shown.vector
 
     @property
     def module(self) -> nn.Module:
@@ -98,8 +116,28 @@ class FlatParams:
             with torch.no_grad():
                 yield self.vector
         finally:
-            torch.autograd.graph.increment_version(self.parameters)
-            torch.clear_autocast_cache()
+            self._tell()
+
+    def spare(self) -> Buffer:
+        """A second buffer for these parameters; its content is arbitrary."""
+        return Buffer(torch.empty_like(self.vector), self.segments)
+
+    @property
+    def shown(self) -> Buffer:
+        """The buffer whose vector is ``vector``."""
+        return self._shown
+
+    def show(self, buffer: Buffer) -> None:
+        """Make the parameters views of ``buffer``; the one that is replaced keeps its content."""
+        for parameter, view in zip(self.parameters, buffer.views, strict=True):
+            parameter.data = view
+        self._shown = buffer
+        self._tell()
+
+    def _tell(self) -> None:
+        """Autograd and autocast must not go on with the weights they know."""
+        torch.autograd.graph.increment_version(self.parameters)
+        torch.clear_autocast_cache()
 
     def gradient(self, selection: Selection, out: Vector) -> Vector:
         """Move the gradients of the selected segments into ``out`` and clear them.
@@ -124,14 +162,15 @@ class FlatParams:
 
     def check(self) -> None:
         """Raise `BindingError` unless every parameter is still itself and still a view of us."""
+        dtype = self.vector.dtype
         for place, segment, address in zip(
-            self._places, self.segments, self._addresses, strict=True
+            self._places, self.segments, self._shown.addresses, strict=True
         ):
             now = place.owner._parameters.get(place.attribute)
             if (
                 now is not place.parameter
                 or now.data_ptr() != address
-                or now.dtype != self.vector.dtype
+                or now.dtype != dtype
                 or not now.requires_grad
             ):
                 raise BindingError(
@@ -151,7 +190,7 @@ class FlatParams:
 
     def release(self) -> None:
         """Give every parameter that is still a view of the buffer a storage of its own."""
-        for parameter, address in zip(self.parameters, self._addresses, strict=True):
+        for parameter, address in zip(self.parameters, self._shown.addresses, strict=True):
             if parameter.data_ptr() == address:
                 parameter.data = parameter.data.clone()
 

@@ -8,7 +8,7 @@ that makes a differentiable tensor of a watched parameter is reported as a use o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,7 +102,9 @@ class Watch(TorchFunctionMode):
         if self._observer.is_idle():
             return func(*args, **kwargs)
         sinks = self._observer.sinks
-        present = [sinks[id(t)] for t in tensors_in((args, kwargs)) if id(t) in sinks]
+        present = _watched(args, sinks)
+        if kwargs:
+            present += _watched(kwargs.values(), sinks)
         if not present:
             return func(*args, **kwargs)
         if func is ATTENTION:
@@ -232,6 +234,21 @@ def _refusing_checkpoints(
             "activation checkpointing calls layers again in the backward pass, where they are not "
             "watched. Switch it off, or use a method without per-example gradients (IVON)."
         ) from error
+
+
+def _watched(values: Iterable[Any], sinks: Mapping[int, Sink]) -> list[Sink]:
+    """The sinks of all parameters in there.
+
+    Every torch function of the network passes here, so the usual arguments, which are not nested,
+    cost one look-up each.
+    """
+    found = []
+    for value in values:
+        if id(value) in sinks:
+            found.append(sinks[id(value)])
+        elif isinstance(value, list | tuple | dict):
+            found += [sinks[id(t)] for t in tensors_in(value) if id(t) in sinks]
+    return found
 
 
 def _only_projections(

@@ -88,8 +88,11 @@ class Node(torch.autograd.Function):
         rule: Rule = ctx.rule
         x, weight = ctx.saved_tensors
         factor = rule.ledger.begin(x.shape[rule.example_dim])
-        with torch.autocast(g.device.type, enabled=False):
-            return None, *rule.backward(g, x, weight, ctx.needs_input_grad[1:], factor)
+        device, needs = g.device.type, ctx.needs_input_grad[1:]
+        if not torch.is_autocast_enabled(device):
+            return None, *rule.backward(g, x, weight, needs, factor)
+        with torch.autocast(device, enabled=False):
+            return None, *rule.backward(g, x, weight, needs, factor)
 
 
 class Linear(Rule):
@@ -108,13 +111,16 @@ class Linear(Rule):
     ) -> Grads:
         """One more matrix product than the layer's own."""
         by_input = g @ weight if needs[0] else None
-        count = x.shape[self.example_dim]
-        a = x.movedim(self.example_dim, 0).reshape(count, -1, x.shape[-1])
-        g = g.movedim(self.example_dim, 0).reshape(count, -1, g.shape[-1])
+        if x.dim() == 2:
+            a, g = x.unsqueeze(1), g.unsqueeze(1)
+        else:
+            count = x.shape[self.example_dim]
+            a = x.movedim(self.example_dim, 0).reshape(count, -1, x.shape[-1])
+            g = g.movedim(self.example_dim, 0).reshape(count, -1, g.shape[-1])
         by_weight = self._by_weight(g, a, weight, factor) if needs[1] else None
         by_bias = None
         if needs[2]:
-            found = g.sum(1)
+            found = g[:, 0] if g.shape[1] == 1 else g.sum(1)
             if self.bias is not None:
                 self.bias.settle_whole(factor, found)
             by_bias = found.sum(0)

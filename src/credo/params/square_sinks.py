@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor, nn
 
 from credo.errors import UnsupportedError
@@ -116,8 +117,12 @@ class Part:
         if self.sink.shared:
             self.sink.defer(self.rows, lambda chunk: found[chunk], found[0].numel())
             return
-        squares, _ = self.sink.open(self.rows)
-        squares.add_(found.to(squares.dtype).square().sum(0), alpha=factor)
+        squares, keep = self.sink.open(self.rows, overwrite=True)
+        total = found.to(squares.dtype).square().sum(0)
+        if keep:
+            squares.add_(total, alpha=factor)
+        else:
+            torch.mul(total, factor, out=squares)
 
 
 def _any_overlap(taken: list[range], rows: range) -> bool:

@@ -135,11 +135,7 @@ class Squares:
         ``grad_scale`` is whatever the loss was multiplied by before ``backward``: a GradScaler's
         factor, or 1/k where micro-batches are averaged by hand. Squares are divided by its square.
         """
-        for sink in self._by_id.values():
-            if sink.fresh:
-                sink.squares.zero_()
-                sink.fresh = False
-        return torch.mul(self._total, grad_scale**-2, out=out)
+        return self._scaled(grad_scale**-2, out)
 
     def mean(self, out: Vector, grad_scale: float = 1.0) -> Vector:
         """(1/count) Σ_i g_i∘g_i, into ``out`` (P,)."""
@@ -148,7 +144,14 @@ class Squares:
                 "no per-example gradients were harvested: call both the network and "
                 "loss.backward() inside armed()"
             )
-        return self.sum(out, grad_scale).div_(self._count)
+        return self._scaled(grad_scale**-2 / self._count, out)
+
+    def _scaled(self, factor: float, out: Vector) -> Vector:
+        for sink in self._by_id.values():
+            if sink.fresh:
+                sink.squares.zero_()
+                sink.fresh = False
+        return torch.mul(self._total, factor, out=out)
 
     @contextmanager
     def armed(self) -> Iterator[None]:
