@@ -227,3 +227,22 @@ def test_a_bound_network_can_be_freed() -> None:
     del net
     gc.collect()
     assert dead() is None
+
+
+def test_showing_a_spare_buffer_leaves_the_first_one_alone() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    flat = bind(net)
+    x, mean = torch.randn(5, 3), flat.vector.clone()
+    first, at_mean = flat.shown, net(x)
+    spare = flat.spare()
+    spare.vector.zero_()
+    flat.show(spare)
+    flat.check()
+    assert torch.equal(net(x), torch.zeros(5, 2))
+    assert torch.equal(first.vector, mean)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        at_mean.sum().backward()
+    flat.show(first)
+    flat.check()
+    assert flat.vector is first.vector
+    assert torch.equal(flat.vector, mean)
