@@ -27,8 +27,7 @@ COST = squared_gradient_cost.CostSettings(
     num_data=100, order=4, steps=30, flips=(0.0, 0.05), noises=(1.0, 2.0)
 )
 EQUAL = equal_time.EqualTimeSettings(
-    net="784-100-10", num_data=128, held_out=40, epochs=2, batch_size=64, prior_scale=0.1,
-    prediction_samples=3,
+    net="784-100-10", num_data=128, held_out=40, epochs=2, batch_size=64, prediction_samples=3,
 )  # fmt: skip
 SMALL = {optimizer_swap: SWAP, squared_gradient_cost: COST, equal_time: EQUAL}
 RIGHT, WRONG = 0, 1
@@ -173,13 +172,13 @@ def test_equal_time_needs_all_three_on_every_set(scores, verdict):
     assert equal_time.check(equal_time_results(**scores)[:1]).verdict == "inconclusive"
 
 
-def test_equal_time_gives_both_the_pull_they_ask_for():
-    """Weight decay λ is Normal(1/√(nλ)) at temperature 1; the recipe keeps T/s² fixed."""
+def test_equal_time_gives_both_the_same_pull():
+    """Weight decay λ is T/(ns²), whatever the temperature."""
     both = equal_time.contestants(EQUAL, "cifar10", num_data=100)
     (adam, adam_scale, _), (vi, vi_scale, _) = both["adam"], both["vi"]
     tuned = equal_time.TUNED["cifar10"]
-    assert adam.temperature / (100 * adam_scale**2) == pytest.approx(tuned.weight_decay)
-    assert vi.temperature / vi_scale**2 == pytest.approx(1 / EQUAL.prior_scale**2)
+    for method, scale in ((adam, adam_scale), (vi, vi_scale)):
+        assert method.temperature / (100 * scale**2) == pytest.approx(tuned.weight_decay)
 
 
 # --- squared-gradient cost ------------------------------------------------------------------------
