@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from credo.methods import MLE as MLE
     from credo.methods import VI as VI
     from credo.methods import VOGN as VOGN
+    from credo.methods import Laplace as Laplace
     from credo.methods import Vadam as Vadam
     from credo.model import Model as Model
     from credo.objectives import Balanced as Balanced
@@ -41,6 +42,7 @@ _HOMES = {
     "MLE": "methods",
     "VI": "methods",
     "VOGN": "methods",
+    "Laplace": "methods",
     "Vadam": "methods",
     "Balanced": "objectives",
     "Model": "model",

@@ -1,7 +1,8 @@
 """Algorithms that turn a model and data into a posterior."""
 
+from credo.methods.laplace import Laplace
 from credo.methods.map import MAP, MLE
 from credo.methods.natural import IVON, VOGN, Vadam
 from credo.methods.vi import VI
 
-__all__ = ["IVON", "MAP", "MLE", "VI", "VOGN", "Vadam"]
+__all__ = ["IVON", "MAP", "MLE", "VI", "VOGN", "Laplace", "Vadam"]

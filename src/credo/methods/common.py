@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from credo.errors import NonFiniteError
+from credo.errors import NonFiniteError, UnsupportedError
+from credo.families import DiagGaussian
 from credo.params import FlatParams, Selection
-from credo.types import Clock, Vector
+from credo.types import Clock, FlatDistribution, Vector
 
 
 def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:
@@ -35,3 +36,28 @@ def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:
 def segment_norms(vector: Vector, selection: Selection) -> dict[str, float]:
     """The Euclidean norm of each segment of a vector that was read out."""
     return {name: float(vector[place].norm()) for name, place in selection.slices().items()}
+
+
+def gaussian_around_zero(prior: FlatDistribution, method: str) -> DiagGaussian:
+    """The prior, if it is what methods that know its pull and curvature take."""
+    if isinstance(prior, DiagGaussian) and not bool(prior.mean.any()):
+        return prior
+    raise UnsupportedError(
+        f"{method} takes a Gaussian prior around zero, whose pull and curvature it knows; this one "
+        f"is a {type(prior).__name__}. Use credo.priors.Normal, or VI, which takes any prior"
+    )
+
+
+def precision_of_segments(prior: DiagGaussian, selection: Selection) -> list[float]:
+    """The prior precision of each parameter tensor, which must be one number."""
+    found = []
+    for name, place in selection.slices().items():
+        precisions = prior.precision[place]
+        first = float(precisions[0])
+        if not bool((precisions == first).all()):
+            raise UnsupportedError(
+                f"the prior gives the weights of {name} different scales; this method takes one "
+                "for each tensor, as credo.priors.Normal makes them. VI takes any prior"
+            )
+        found.append(first)
+    return found

@@ -27,11 +27,14 @@ from torch.optim import Optimizer
 
 from credo import optim
 from credo.checks import positive
-from credo.errors import UnsupportedError
 from credo.families import DiagGaussian
 from credo.kl import kl_per_segment
 from credo.methods import optimizers
-from credo.methods.common import refuse_nonfinite
+from credo.methods.common import (
+    gaussian_around_zero,
+    precision_of_segments,
+    refuse_nonfinite,
+)
 from credo.model import Model
 from credo.noise import Draws
 from credo.objectives.temperature import (
@@ -45,7 +48,7 @@ from credo.optim.groups import Group
 from credo.params import Selection
 from credo.posterior import Posterior
 from credo.storage import under
-from credo.types import Batch, Clock, FlatDistribution, Info, Json
+from credo.types import Batch, Clock, Info, Json
 
 DEFAULT_TEMPERATURE = Balanced(tau=0.1)
 """That of `VI`."""
@@ -92,7 +95,7 @@ class NaturalMethod(ABC):
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> NaturalState:
         """q centred on the network's current weights."""
-        prior = _gaussian_around_zero(model.prior_over_weights(), type(self).__name__)
+        prior = gaussian_around_zero(model.prior_over_weights(), type(self).__name__)
         shared = {
             "lr": self.lr,
             "num_data": num_data,
@@ -234,26 +237,11 @@ class Vadam(NaturalMethod):
 
 def _groups(model: Model, prior: DiagGaussian) -> list[Group]:
     """The random parameters by the precision of their prior, and the point parameters."""
-    flat, slices = model.flat, model.random.slices()
+    flat = model.flat
     groups: dict[float, list[tuple[str, Tensor]]] = {}
-    for segment in model.random.segments:
-        precisions = prior.precision[slices[segment.name]]
-        first = float(precisions[0])
-        if not bool((precisions == first).all()):
-            raise UnsupportedError(
-                f"the prior gives the weights of {segment.name} different scales; these methods "
-                "take one for each tensor, as credo.priors.Normal makes them. VI takes any prior"
-            )
-        groups.setdefault(first, []).append((segment.name, flat.parameter_at[segment.start]))
+    precisions = precision_of_segments(prior, model.random)
+    for segment, precision in zip(model.random.segments, precisions, strict=True):
+        groups.setdefault(precision, []).append((segment.name, flat.parameter_at[segment.start]))
     random: list[Group] = [{"params": some, "prior_precision": p} for p, some in groups.items()]
     points = [(s.name, flat.parameter_at[s.start]) for s in model.deterministic.segments]
     return [*random, *([{"params": points, "deterministic": True}] if points else [])]
-
-
-def _gaussian_around_zero(prior: FlatDistribution, method: str) -> DiagGaussian:
-    if isinstance(prior, DiagGaussian) and not bool(prior.mean.any()):
-        return prior
-    raise UnsupportedError(
-        f"{method} takes a Gaussian prior around zero, whose pull and curvature it knows; this one "
-        f"is a {type(prior).__name__}. Use credo.priors.Normal, or VI, which takes any prior"
-    )
