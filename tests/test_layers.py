@@ -9,7 +9,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "credo"
 
 LAYERS = [
     {"errors", "checks", "types", "version"},
-    {"noise", "quadrature", "collectives", "storage", "params", "likelihoods", "metrics", "data"},
+    {
+        "noise",
+        "quadrature",
+        "collectives",
+        "storage",
+        "params",
+        "likelihoods",
+        "metrics",
+        "data",
+        "smoothing",
+    },
     {"families"},
     {"priors"},
     {"kl", "model", "loss", "rule", "predictive"},
