@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -31,12 +31,19 @@ from credo.types import Inputs, Json, Likelihood, Prior, Vector
 
 DEFAULT_BATCH_SIZE = 1024
 
+At: TypeAlias = Literal["samples", "mean", "linearised"]
+WAYS: tuple[At, ...] = get_args(At)
+
 
 class Posterior:
     """A model with a distribution over its weights.
 
     ``mean`` is the flat mean (P,); ``sample(n)`` flat draws (n, P); ``predict(x)`` a `Predictive`.
+    ``predicts`` is how ``predict`` works unless it is told: by drawn weights, but for Laplace's
+    approximation, which holds for the linearised network.
     """
+
+    predicts: At = "samples"
 
     def __init__(
         self,
@@ -73,17 +80,19 @@ class Posterior:
         batch_size: int | None = None,
         generator: Generator | None = None,
         *,
-        at: Literal["samples", "mean", "linearised"] = "samples",
+        at: At | None = None,
         link: Link | None = None,
         keep_samples: bool = True,
     ) -> Predictive:
         """The predictive distribution at ``x``: a tensor, an array, or a loader of batches.
 
-        Repeatable: without a ``generator`` the same weights are drawn every time. ``at="mean"``
-        runs the network once, at q's mean. Weights are drawn once per sample and the inputs pass in
-        batches, so memory is that of one batch plus the result, (S, B, ...);
-        ``keep_samples=False`` keeps only averages over the samples, (B, ...), whatever S is.
-        A loader's batches may be inputs alone or (inputs, targets).
+        Repeatable: without a ``generator`` the same weights are drawn every time. ``at`` is
+        "samples", "mean" or "linearised", and ``predicts`` if it isn't given.
+
+        ``at="samples"`` draws the weights once per sample and passes the inputs in batches, so
+        memory is that of one batch plus the result, (S, B, ...); ``keep_samples=False`` keeps only
+        averages over the samples, (B, ...), whatever S is. ``at="mean"`` runs the network once, at
+        q's mean. A loader's batches may be inputs alone or (inputs, targets).
 
         ``at="linearised"`` makes the network linear in its weights around q's mean, so that a
         Gaussian q makes its outputs Gaussian (see `credo.linearised`): exact for a Gaussian
@@ -99,8 +108,9 @@ class Posterior:
         """
         if samples < 1:
             raise DataError(f"samples={samples} must be at least 1")
-        if at not in ("samples", "mean", "linearised"):
-            raise DataError(f'at={at!r} must be "samples", "mean" or "linearised"')
+        at = at or self.predicts
+        if at not in WAYS:
+            raise DataError(f"at={at!r} must be one of {', '.join(WAYS)}")
         if link is not None and at != "linearised":
             raise DataError(f'link={link!r} is for at="linearised", not for at={at!r}')
         drawn = Delta(self.q.mean) if at == "mean" else self.q
@@ -168,6 +178,7 @@ class Posterior:
             "version": 1,
             "q": q_meta,
             "draws": self.draws,
+            "predicts": self.predicts,
             "likelihood": self.model.likelihood.config(),
             "prior": prior_meta or self.model.prior.config(),
             "random": [[s.name, list(s.shape)] for s in random.segments],
@@ -288,7 +299,9 @@ def load(
                 f"{path}: buffer {name} has shape {tuple(buffer.shape)}, the network's "
                 f"{tuple(live[name].shape)}"
             )
-    return Posterior(model, q, point, buffers, draws)
+    posterior = Posterior(model, q, point, buffers, draws)
+    posterior.predicts = meta.get("predicts", Posterior.predicts)
+    return posterior
 
 
 def _is_loader(x: Any) -> bool:

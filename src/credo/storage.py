@@ -53,7 +53,8 @@ def read_tensors(path: Path, device: str | torch.device = "cpu") -> tuple[dict[s
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             meta = json.loads((file.metadata() or {})[FORMAT])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: tensors inside of a file start anywhere, and unaligned sums round otherwise.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except KeyError as error:
         raise FileFormatError(
             f"{path} is a safetensors file, but Credo did not write it"

@@ -19,6 +19,8 @@ from credo.posterior import Posterior
 pytestmark = [
     pytest.mark.filterwarnings("ignore:activation noise reaches:UserWarning"),
     pytest.mark.filterwarnings("ignore:per-example gradients of these:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Jacobians of these:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the network does not look trained:UserWarning"),
 ]
 
 METHODS = {
@@ -30,6 +32,10 @@ METHODS = {
     "IVON": lambda: credo.IVON(lr=0.01),
     "VOGN": lambda: credo.VOGN(),
     "Vadam": lambda: credo.Vadam(),
+    "Laplace kron": lambda: credo.Laplace(),
+    "Laplace diag": lambda: credo.Laplace(structure="diag", curvature="fisher"),
+    "Laplace last layer": lambda: credo.Laplace(structure="full", subset="last_layer"),
+    "Laplace low rank": lambda: credo.Laplace(structure="low_rank", rank=5),
 }
 LIKELIHOOD = credo.likelihoods.Categorical()
 

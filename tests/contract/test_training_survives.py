@@ -36,6 +36,10 @@ METHODS = {
     "IVON, two samples": lambda: credo.IVON(samples=2),
     "VOGN": lambda: credo.VOGN(),
     "Vadam": lambda: credo.Vadam(),
+    "Laplace": lambda: credo.Laplace(train=credo.MAP(lr=0.01)),
+    "Laplace, online": lambda: credo.Laplace(
+        structure="diag", train=credo.MAP(lr=0.01), evidence_every=2
+    ),
 }
 """Every method goes through the same table: add yours."""
 

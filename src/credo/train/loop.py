@@ -151,7 +151,7 @@ class _Run:
             self.checkpoint()
             if self.best.tensors:
                 self._restore_state(self.best.tensors, self.best.meta)
-            batches = self.feed.batches(self.seed, self.epochs)
+            batches = self.feed.batches(self.seed, 0)
             self.state = self.method.finish(self.state, batches)
         except NonFiniteError as error:
             if self.folder is not None:
