@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from credo.methods import VOGN as VOGN
     from credo.methods import Laplace as Laplace
     from credo.methods import Vadam as Vadam
+    from credo.methods import VariationalLaplace as VariationalLaplace
     from credo.model import Model as Model
     from credo.objectives import Balanced as Balanced
     from credo.posterior import Posterior as Posterior
     from credo.posterior import load as load
     from credo.predictive import Predictive as Predictive
+    from credo.smoothing import smooth as smooth
     from credo.train import fit as fit
 
 _HOMES = {
@@ -44,12 +46,14 @@ _HOMES = {
     "VOGN": "methods",
     "Laplace": "methods",
     "Vadam": "methods",
+    "VariationalLaplace": "methods",
     "Balanced": "objectives",
     "Model": "model",
     "Posterior": "posterior",
     "Predictive": "predictive",
     "fit": "train",
     "load": "posterior",
+    "smooth": "smoothing",
 }
 _MODULES = ("data", "families", "likelihoods", "metrics", "optim", "params", "priors")
 

@@ -22,6 +22,7 @@ from credo.errors import (
     NonFiniteError,
     UnsupportedError,
 )
+from credo.methods import GradientPenalty
 from credo.train import loop
 
 METHODS = {
@@ -37,6 +38,11 @@ METHODS = {
     "VOGN": lambda: credo.VOGN(),
     "Vadam": lambda: credo.Vadam(),
     "Laplace": lambda: credo.Laplace(train=credo.MAP(lr=0.01)),
+    "VariationalLaplace": lambda: credo.VariationalLaplace(lr=0.01),
+    "VariationalLaplace, fixed point": lambda: credo.VariationalLaplace(
+        lr=0.01, scales="fixed_point", route="exact"
+    ),
+    "GradientPenalty": lambda: GradientPenalty(lr=0.01),
     "Laplace, online": lambda: credo.Laplace(
         structure="diag", train=credo.MAP(lr=0.01), evidence_every=2
     ),
@@ -49,7 +55,7 @@ def net(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Dropout(0.2), nn.Linear(8, 3)
         )
 
 
@@ -153,6 +159,7 @@ import sys, torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 import test_training_survives as t
+from credo.methods import GradientPenalty
 from credo.train import loop
 import credo
 loop.SECONDS_BETWEEN_CHECKPOINTS = 0.02

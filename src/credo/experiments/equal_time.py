@@ -43,7 +43,7 @@ from credo.types import Json, Method
 NLL_RATIO = 0.9
 ECE_RATIO = 0.5
 
-TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
 MEASURES = {"nll": "NLL", "ece": "ECE", "accuracy": "accuracy"}
 METHODS = {"adam": "Adam, tuned, early stopping", "vi": "Credo's recipe: VI"}
 

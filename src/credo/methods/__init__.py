@@ -1,8 +1,22 @@
 """Algorithms that turn a model and data into a posterior."""
 
+from credo.methods.full_variational_laplace import FullVariationalLaplace
+from credo.methods.gradient_penalty import GradientPenalty
 from credo.methods.laplace import Laplace
 from credo.methods.map import MAP, MLE
 from credo.methods.natural import IVON, VOGN, Vadam
+from credo.methods.variational_laplace import VariationalLaplace
 from credo.methods.vi import VI
 
-__all__ = ["IVON", "MAP", "MLE", "VI", "VOGN", "Laplace", "Vadam"]
+__all__ = [
+    "IVON",
+    "MAP",
+    "MLE",
+    "VI",
+    "VOGN",
+    "FullVariationalLaplace",
+    "GradientPenalty",
+    "Laplace",
+    "Vadam",
+    "VariationalLaplace",
+]

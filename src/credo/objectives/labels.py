@@ -1,0 +1,40 @@
+"""Targets drawn from the model itself, as the Fisher information asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Generator, Tensor
+
+from credo.likelihoods import Regression
+from credo.types import Likelihood
+
+Labels: TypeAlias = Callable[[], Tensor]
+"""Targets whose gradient is squared; called once for each graph that they are part of."""
+
+
+def draw_labels(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, generator: Generator | None = None
+) -> Labels:
+    """Targets ỹ ~ p(· | outputs); those that the likelihood ignores stay ignored.
+
+    A learned noise scale moves its draws along, ỹ = f + scale·ε: its gradient is then that of the
+    expected penalty.
+
+    >>> from credo.likelihoods import Categorical
+    >>> labels = draw_labels(Categorical(), torch.tensor([[9.0, -9.0]]), torch.tensor([1]))
+    >>> labels()
+    tensor([0])
+    """
+    fixed = outputs.detach()
+    if isinstance(likelihood, Regression) and any(p.requires_grad for p in likelihood.parameters()):
+        mean, _ = likelihood.mean_and_scale(fixed)
+        noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        return lambda: mean + likelihood.mean_and_scale(fixed)[1] * noise
+    drawn = likelihood.sample(fixed, generator)
+    ignored = getattr(likelihood, "ignore_index", None)
+    if ignored is not None:
+        drawn = torch.where(targets == ignored, targets, drawn)
+    return lambda: drawn
