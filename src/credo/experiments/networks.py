@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
-NetName = Literal["LeNet-5", "784-100-10", "ResNet-20", "ResNet-20 GN", "ResNet-18", "ResNet-18 GN"]
+NetName = Literal[
+    "LeNet-5",
+    "784-100-10",
+    "ResNet-20",
+    "ResNet-20 GN",
+    "ResNet-18",
+    "ResNet-18 GN",
+    "PreactResNet-18",
+    "small softplus",
+]
 Norm = Literal["batch", "group"]
 
 
@@ -31,6 +42,10 @@ def build(name: NetName, image: Sequence[int], seed: int, classes: int = 10) -> 
             net = resnet20(channels, classes, norm)
         elif name in ("ResNet-18", "ResNet-18 GN"):
             net = resnet18(channels, classes, norm)
+        elif name == "PreactResNet-18":
+            net = preact_resnet18(channels, classes)
+        elif name == "small softplus":
+            net = small_softplus(image, classes)
         else:
             net = nn.Sequential(
                 nn.Flatten(), nn.Linear(channels * height * width, 100), nn.ReLU(),
@@ -47,6 +62,20 @@ def lenet5(image: Sequence[int], classes: int = 10) -> nn.Sequential:
         nn.Conv2d(channels, 6, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def small_softplus(image: Sequence[int], classes: int = 10) -> nn.Sequential:
+    """Two strided 3×3 convolutions and two linear layers: smooth, and cheap enough for sweeps.
+
+    >>> sum(p.numel() for p in small_softplus((3, 16, 16)).parameters())
+    72042
+    """
+    channels, height, width = image
+    cells = math.ceil(height / 4) * math.ceil(width / 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, 2, 1), nn.Softplus(), nn.Conv2d(16, 32, 3, 2, 1), nn.Softplus(),
+        nn.Flatten(), nn.Linear(32 * cells, 128), nn.Softplus(), nn.Linear(128, classes),
     )  # fmt: skip
 
 
@@ -69,6 +98,26 @@ class ResidualBlock(nn.Module):
         """(B, channels_in, H, W) → (B, channels, H/stride, W/stride)."""
         h = torch.relu(self.first_norm(self.first(x)))
         return torch.relu(self.second_norm(self.second(h)) + self.shortcut(x))
+
+
+class PreactBlock(nn.Module):
+    """Norm and softplus before each of two 3×3 convolutions; a 1×1 one where sizes change."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.first_norm = _norm(norm, channels_in)
+        self.first = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.second_norm = _norm(norm, channels)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels_in, H, W) → (B, channels, H/stride, W/stride)."""
+        active = softplus(self.first_norm(x))
+        h = self.second(softplus(self.second_norm(self.first(active))))
+        return h + (x if self.shortcut is None else self.shortcut(active))
 
 
 def resnet20(channels: int = 3, classes: int = 10, norm: Norm = "batch") -> nn.Sequential:
@@ -95,13 +144,34 @@ def resnet18(channels: int = 3, classes: int = 1000, norm: Norm = "batch") -> nn
     return nn.Sequential(*stem, *_stages((64, 128, 256, 512), 2, norm), *_head(512, classes))
 
 
-def _stages(widths: Sequence[int], blocks: int, norm: Norm) -> list[nn.Module]:
+def preact_resnet18(channels: int = 3, classes: int = 10) -> nn.Sequential:
+    """PreactResNet-18 for images of 32×32 or so, with softplus, as document 002 §4.3 and §5.
+
+    Reference: He et al., "Identity mappings in deep residual networks", 2016: the identity runs
+    from the first convolution to the last norm.
+
+    >>> sum(p.numel() for p in preact_resnet18().parameters())
+    11172170
+    """
+    stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+    stages = _stages((64, 128, 256, 512), 2, "batch", PreactBlock)
+    return nn.Sequential(
+        stem, *stages, _norm("batch", 512), nn.Softplus(), *_head(512, classes)
+    )  # fmt: skip
+
+
+def _stages(
+    widths: Sequence[int],
+    blocks: int,
+    norm: Norm,
+    block: type[ResidualBlock] | type[PreactBlock] = ResidualBlock,
+) -> list[nn.Module]:
     """Stages of ``blocks`` each, of which all but the first begin by halving the resolution."""
     layers: list[nn.Module] = []
     width = widths[0]
     for channels in widths:
         for _ in range(blocks):
-            layers.append(ResidualBlock(width, channels, 1 if width == channels else 2, norm))
+            layers.append(block(width, channels, 1 if width == channels else 2, norm))
             width = channels
     return layers
 

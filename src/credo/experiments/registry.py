@@ -13,6 +13,7 @@ from credo.experiments import (
     binary_mnist,
     equal_time,
     flat_minimum,
+    flat_modes,
     initial_rho,
     noise_confidence,
     optimizer_swap,
@@ -24,10 +25,17 @@ from credo.experiments import (
     sgd_covariance,
     squared_gradient_cost,
     uncertainty_away,
+    vl_comparison,
+    vl_rates,
+    vl_runtime,
 )
 from credo.experiments.experiment import Experiment
 
 _MODULES = (
+    vl_comparison,
+    vl_rates,
+    vl_runtime,
+    flat_modes,
     and_gradient,
     and_perceptron,
     beta_bernoulli,
