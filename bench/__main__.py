@@ -1,6 +1,7 @@
 """``make bench``, or ``python -m bench [SUITE ...]`` with the names in `SUITES`.
 
-Prints the ratios and writes bench/results.json. Run it on an otherwise idle machine.
+"squares" is short for all that begin with "squares-", and so on. Prints the ratios and writes
+bench/results.json. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench import rule, squares, suites
+from bench import laplace, rule, squares, suites
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -22,6 +23,11 @@ SUITES = {
     "squares-mlp": lambda: squares.routes("mlp"),
     "squares-lenet5": lambda: squares.routes("lenet5"),
     "squares-resnet20": lambda: squares.routes("resnet20 groupnorm"),
+    "variational-laplace-mlp": lambda: suites.variational_laplace("softplus mlp"),
+    "variational-laplace-lenet5": lambda: suites.variational_laplace("softplus lenet5"),
+    "variational-laplace-resnet20": lambda: suites.variational_laplace("softplus resnet20"),
+    "laplace-fit": laplace.fitting,
+    "laplace-prediction": laplace.prediction,
     "prediction": suites.prediction,
     "memory": suites.memory,
     "rule": rule.adam_step,
@@ -34,14 +40,25 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         low, high = row.iqr
         print(
-            f"  {row.contestant:28s} {row.ratio:6.2f}  [{low:.2f}, {high:.2f}]  vs {row.baseline}"
+            f"  {row.contestant:42s} {row.ratio:6.2f}  [{low:.2f}, {high:.2f}]  vs {row.baseline}"
         )
+
+
+def chosen(names: list[str]) -> list[str]:
+    """The suites that are named, or whose group is; all if none is."""
+    found = []
+    for name in names:
+        group = [suite for suite in SUITES if suite == name or suite.startswith(name + "-")]
+        if not group:
+            sys.exit(f"there is no suite {name!r}; there are {', '.join(SUITES)}")
+        found += group
+    return found or list(SUITES)
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(2)
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    for name in names or list(SUITES):
+    for name in chosen(names):
         print(f"{name}:", flush=True)
         rows = SUITES[name]()
         show(rows)

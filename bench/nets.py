@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+
+import credo
+from credo.experiments.networks import resnet20
 
 
 def mlp(width: int = 400) -> nn.Module:
@@ -21,56 +26,26 @@ def lenet5() -> nn.Module:
     )  # fmt: skip
 
 
-class Block(nn.Module):
-    """Two 3×3 convolutions with batch norm and a shortcut."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
-        self.first_norm = nn.BatchNorm2d(channels)
-        self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.second_norm = nn.BatchNorm2d(channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.first_norm(self.first(x)))
-        return torch.relu(self.second_norm(self.second(h)) + self.shortcut(x))
-
-
-def resnet20() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    width = 16
-    for channels, stride in ((16, 1), (32, 2), (64, 2)):
-        for index in range(3):
-            layers.append(Block(width, channels, stride if index == 0 else 1))
-            width = channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-
-def with_group_norm(net: nn.Module) -> nn.Module:
-    """Batch norm mixes examples, which then have no gradients of their own."""
-    for module in list(net.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, nn.GroupNorm(8, child.num_features))
-    return net
+def softplus(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The same network with softplus in the place of ReLU, for methods that ask for it."""
+    return lambda: credo.smooth(make())
 
 
 NETS = {
     "mlp": mlp,
     "lenet5": lenet5,
     "resnet20": resnet20,
-    "resnet20 groupnorm": lambda: with_group_norm(resnet20()),
+    # Batch norm mixes examples, which then have no gradients of their own.
+    "resnet20 groupnorm": lambda: resnet20(norm="group"),
     "wide mlp": lambda: mlp(2048),
+    "softplus mlp": softplus(mlp),
+    "softplus lenet5": softplus(lenet5),
+    "softplus resnet20": softplus(resnet20),
 }
 
 
 def batch(net: str, size: int = 128) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shape = (3, 32, 32) if net.startswith("resnet20") else (1, 28, 28)
+    shape = (3, 32, 32) if "resnet20" in net else (1, 28, 28)
     x = torch.randn(size, *shape, generator=generator)
     return x, torch.randint(0, 10, (size,), generator=generator)

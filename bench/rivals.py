@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bench.timing import at_most
 
 NUM_DATA = 60_000
 Step = Callable[[], object]
@@ -167,6 +172,29 @@ def opacus_squares(
 SQUARES = {"BackPACK": backpack_squares, "Opacus": opacus_squares}
 
 
+def laplace_torch(
+    net: nn.Module, x: Tensor, y: Tensor, subset: str, structure: str, backend: str
+) -> Any:
+    """Fitted by one pass in batches of 128, with its own curvature backend of that name."""
+    import laplace
+    from laplace import curvature
+
+    fitted = laplace.Laplace(
+        net, "classification", subset_of_weights=subset, hessian_structure=structure,
+        prior_precision=1.0, backend=getattr(curvature, backend),
+    )  # fmt: skip
+    fitted.fit(DataLoader(TensorDataset(x, y), batch_size=128))
+    return fitted
+
+
+LAPLACE_TORCH = {
+    "laplace-torch diag, BackPACK": ("all", "diag", "BackPackGGN"),
+    "laplace-torch kron, BackPACK": ("all", "kron", "BackPackGGN"),
+    "laplace-torch kron, Curvlinops": ("all", "kron", "CurvlinopsGGN"),
+    "laplace-torch last layer kron, Curvlinops": ("last_layer", "kron", "CurvlinopsGGN"),
+}
+
+
 def training_steps(make: Callable[[], nn.Module], x: Tensor, y: Tensor) -> dict[str, Step]:
     """A step of every rival that is installed and runs on this network."""
     builders: dict[str, Callable[[], Step]] = {
@@ -187,13 +215,14 @@ def forward_networks(make: Callable[[], nn.Module]) -> dict[str, Callable[[], nn
     }
 
 
-def working(builders: dict[str, Callable[[], Step]]) -> dict[str, Step]:
-    """Those that can be built and run once; the others are named with their reason."""
+def working(builders: dict[str, Callable[[], Step]], seconds: float = math.inf) -> dict[str, Step]:
+    """Those that can be built and run once in the given time; the others are named with reason."""
     found = {}
     for name, build in builders.items():
         try:
-            step = build()
-            step()
+            with at_most(seconds):
+                step = build()
+                step()
         except Exception as error:  # a rival may fail in any way; it must not end the benchmark
             print(f"  {name}: left out ({type(error).__name__}: {str(error)[:90]})")
             continue

@@ -32,7 +32,9 @@ def adam_step(net: nn.Module, x: torch.Tensor, y: torch.Tensor, **settings: bool
     return step
 
 
-def credo_step(net: nn.Module, method: credo.VI, x: torch.Tensor, y: torch.Tensor) -> Callable:
+def credo_step(
+    net: nn.Module, method: credo.VI | credo.VariationalLaplace, x: torch.Tensor, y: torch.Tensor
+) -> Callable:
     model = credo.Model(net, credo.likelihoods.Categorical())
     state = method.init(model, rivals.NUM_DATA, torch.Generator().manual_seed(0))
     return lambda: method.update(state, (x, y))
@@ -79,6 +81,27 @@ def training(net: str) -> list[Row]:
     contestants |= rivals.training_steps(make, x, y)
     rounds, steps = ROUNDS[net]
     return interleave("training step", net, contestants, BASELINES, rounds, steps)
+
+
+def variational_laplace(net: str) -> list[Row]:
+    """One step of Variational Laplace, relative to the same (smooth) network's Adam step."""
+    make, (x, y) = NETS[net], batch(net)
+    routes = {
+        "difference": credo.VariationalLaplace(),
+        "difference, penalty on half": credo.VariationalLaplace(penalty_share=0.5),
+        "exact": credo.VariationalLaplace(route="exact"),
+        "exact, penalty on half": credo.VariationalLaplace(route="exact", penalty_share=0.5),
+    }
+    contestants: Contestants = {
+        "adam": adam_step(make(), x, y),
+        "adam again (control)": adam_step(make(), x, y),
+        "adam fused": adam_step(make(), x, y, fused=True),
+        "credo VI, table draws": credo_step(make(), credo.VI(), x, y),
+    }
+    for name, method in routes.items():
+        contestants[f"credo VL, {name}"] = credo_step(make(), method, x, y)
+    rounds, steps = ROUNDS[net.removeprefix("softplus ")]
+    return interleave("variational laplace step", net, contestants, BASELINES, rounds, steps)
 
 
 def prediction(net: str = "mlp", samples: int = 32, inputs: int = 1000) -> list[Row]:

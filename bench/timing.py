@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 Contestants = dict[str, Callable[[], object]]
@@ -27,6 +29,22 @@ class Row:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what takes longer, at its next line of Python."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds if math.isfinite(seconds) else 0.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def interleave(

@@ -5,6 +5,7 @@ from credo.methods.gradient_penalty import GradientPenalty
 from credo.methods.laplace import Laplace
 from credo.methods.map import MAP, MLE
 from credo.methods.natural import IVON, VOGN, Vadam
+from credo.methods.scale_convergence import scale_convergence
 from credo.methods.variational_laplace import VariationalLaplace
 from credo.methods.vi import VI
 
@@ -19,4 +20,5 @@ __all__ = [
     "Laplace",
     "Vadam",
     "VariationalLaplace",
+    "scale_convergence",
 ]

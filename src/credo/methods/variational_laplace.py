@@ -60,6 +60,7 @@ from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_per_segment
 from credo.methods import optimizers
 from credo.methods.common import refuse_nonfinite, segment_norms
+from credo.methods.scale_convergence import ScalePath
 from credo.model import Model
 from credo.noise import Draws, key_to_seed
 from credo.objectives.elbo import CrossEntropy, chain_to_rho_, cross_entropy
@@ -113,6 +114,7 @@ class VariationalLaplaceState:
     penalty: SquaredGradient | HessianDiagonal
     cross_entropy: CrossEntropy
     optimizer: Optimizer
+    path: ScalePath | None
     clock: Clock = field(default_factory=Clock)
 
 
@@ -209,6 +211,7 @@ class VariationalLaplace:
             else SquaredGradient(self.curvature, self.route),
             cross_entropy=cross_entropy(prior),
             optimizer=optimizers.build(self.optimizer, groups),
+            path=ScalePath.starting_at(scale, prior_scale) if self.scales == "gradient" else None,
         )
 
     def update(
@@ -231,12 +234,19 @@ class VariationalLaplace:
         for parameter in state.model.noise_parameters():
             parameter.grad = None
         state.clock.tick()
+        if state.path is not None:
+            state.path.step(state.optimizer)
+            if state.clock.batch == 0:
+                self._refresh_scale(state)
+                state.path.end_epoch(state.scale, state.prior_scale)
         return state, Info(expected, {"nll_at_mean": penalised.nll, "penalty": penalised.penalty})
 
     def finish(
         self, state: VariationalLaplaceState, data: Iterable[Batch]
     ) -> VariationalLaplaceState:
-        """Nothing is left to do: the network is at the mean."""
+        """The network is at the mean already; say so if the scales could not settle."""
+        if state.path is not None:
+            state.path.warn_if_stopped_early()
         return state
 
     def posterior(self, state: VariationalLaplaceState) -> Posterior:
@@ -244,13 +254,14 @@ class VariationalLaplace:
         return Posterior.at_network(state.model, self._q(state), draws=self.draws)
 
     def summary(self, state: VariationalLaplaceState) -> dict[str, Any]:
-        """KL, temperature, scales; KL and gradient norm for each segment."""
+        """KL, temperature, scales and how far they moved; KL and gradient norm for each segment."""
         q, segments = self._q(state), state.random.segments
         values = kl_per_segment(q, state.prior, [s.size for s in segments]).tolist()
         return {
             "kl": sum(values),
             "temperature": self._temperature(state),
             "mean_scale": float(q.scale.mean()),
+            **(state.path.summary() if state.path is not None else {}),
             "kl_segments": dict(zip((s.name for s in segments), values, strict=True)),
             "gradient_norm": segment_norms(state.grad_mean, state.random),
         }
@@ -261,7 +272,12 @@ class VariationalLaplace:
         own = {"mean": state.mean, "spread": state.spread, "point": state.point}
         return (
             {**own, **{f"optimizer.{k}": v for k, v in tensors.items()}},
-            {"optimizer": meta, "step": state.clock.step, "batch": state.clock.batch},
+            {
+                "optimizer": meta,
+                "step": state.clock.step,
+                "batch": state.clock.batch,
+                "scale_path": state.path.pack() if state.path is not None else None,
+            },
         )
 
     def unpack(
@@ -274,6 +290,8 @@ class VariationalLaplace:
             self._write_mean(state, vector)
         optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
         state.clock.step, state.clock.batch = meta["step"], meta["batch"]
+        if state.path is not None:
+            state.path.unpack(meta.get("scale_path"))
         return state
 
     def config(self) -> Json:

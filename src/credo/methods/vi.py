@@ -56,6 +56,7 @@ from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_monte_carlo, kl_per_segment
 from credo.methods import optimizers
 from credo.methods.common import refuse_nonfinite, segment_norms
+from credo.methods.scale_convergence import ScalePath
 from credo.model import Model
 from credo.objectives.elbo import CrossEntropy, chain_to_rho_, cross_entropy
 from credo.objectives.kl_weights import KLWeights, kl_weights
@@ -102,6 +103,7 @@ class VIState:
     cross_entropy: CrossEntropy | None
     optimizer: Optimizer
     initial_kl: float
+    path: ScalePath
     clock: Clock = field(default_factory=Clock)
 
 
@@ -157,7 +159,8 @@ class VI:
         flat, random, fixed = model.flat, model.random, model.deterministic
         prior = model.prior_over_weights()
         mean = random.read(flat.vector)
-        scale = (self.init_scale * _prior_scale(prior, mean)).expand_as(mean).contiguous()
+        prior_scale = _prior_scale(prior, mean)
+        scale = (self.init_scale * prior_scale).expand_as(mean).contiguous()
         rho = links.by_name(self.link).inverse(scale)
         point = fixed.read(flat.vector)
         grads = [torch.zeros_like(vector) for vector in (mean, rho, point)]
@@ -188,6 +191,7 @@ class VI:
             cross_entropy=None if estimator.integrates_kl else cross_entropy(prior),
             optimizer=optimizers.build(self.optimizer, groups),
             initial_kl=0.0,
+            path=ScalePath.starting_at(scale, prior_scale),
         )
         state.initial_kl = sum(self._kl(state).values())
         return state
@@ -229,12 +233,17 @@ class VI:
             for parameter in state.model.noise_parameters():
                 parameter.grad = None
         clock.tick()
+        state.path.step(state.optimizer)
+        if clock.batch == 0:
+            self._refresh_scale(state)
+            state.path.end_epoch(state.scale, _prior_scale(state.prior, state.mean))
         return state, Info(nll, {})
 
     def finish(self, state: VIState, data: Iterable[Batch]) -> VIState:
         """Leave the network at the mean, and say so if the posterior looks degenerate."""
         self._write_mean(state)
         self._warn_if_degenerate(state)
+        state.path.warn_if_stopped_early()
         return state
 
     def posterior(self, state: VIState) -> Posterior:
@@ -245,13 +254,14 @@ class VI:
         return Posterior.at_network(state.model, q, draws=self.draws)
 
     def summary(self, state: VIState) -> dict[str, Any]:
-        """KL, temperature, scales; KL and gradient norm for each segment."""
+        """KL, temperature, scales and how far they moved; KL and gradient norm for each segment."""
         per_segment = self._kl(state)
         self._refresh_scale(state)
         return {
             "kl": sum(per_segment.values()),
             "temperature": self._temperature(state),
             "mean_scale": float(state.scale.mean()),
+            **state.path.summary(),
             "kl_segments": per_segment,
             "gradient_norm": segment_norms(state.grad_mean, state.random),
         }
@@ -267,6 +277,7 @@ class VI:
                 "step": state.clock.step,
                 "batch": state.clock.batch,
                 "initial_kl": state.initial_kl,
+                "scale_path": state.path.pack(),
             },
         )
 
@@ -280,6 +291,7 @@ class VI:
         optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
         state.clock.step, state.clock.batch = meta["step"], meta["batch"]
         state.initial_kl = meta["initial_kl"]
+        state.path.unpack(meta.get("scale_path"))
         self._write_mean(state)
         return state
 

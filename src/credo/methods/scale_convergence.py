@@ -1,0 +1,176 @@
+r"""Have the scales of a trained Gaussian stopped moving, and could they have moved far enough?
+
+Adam moves a parameter by about its rate per step and hardly more, so training lets ln σ go no
+farther than
+
+    r = Σ_t scale_lr_t        where the way from the start back to the prior's scale is |ln(σ₀/s)|
+
+Document 002 (§5.1) has 3 for the latter, and r = 4 after a hundred epochs of 390 steps at 1e-4.
+Training that ends before the scales have settled leaves them near their small start, which is the
+MAP estimate with a little noise: early stopping.
+
+What is watched is L, the mean over weights of ln(σ/s): q's entropy per weight but for a constant.
+The common drift of the scales stands out in it, the jitter of single ones averages away. If L
+changed by ΔL while the last quarter Δr of r was spent, then going on at that pace for as long
+again, or for as long as the way to the prior asks if that is more, would change it by
+
+    (ΔL/Δr) · max(r, |ln(σ₀/s)|)
+
+The scales count as settled when that is less than ln 2, a factor of two in σ. Scales that come to
+rest exponentially from 3 below, with a time constant of τ of r, settle so at r = 3τ, when a
+twentieth of the way is left. Noise makes Adam's pace slower than its rate; the scales had room if
+half of it would have taken them to the prior's: r ≥ 2·|ln(σ₀/s)|. Long training whose scales had
+no room and did not settle ends with a warning. Anything else is for the user to ask:
+``scale_convergence(posterior.history)``.
+
+A run at the paper's rate, all of whose weights still want to go up after 20 epochs:
+
+    >>> history = [
+    ...     {"log_scale": -3 + 0.03 * epoch, "log_scale_moved": 0.03 * epoch,
+    ...      "log_scale_reach": 0.039 * epoch}
+    ...     for epoch in range(1, 21)
+    ... ]
+    >>> found = scale_convergence(history)
+    >>> found.settled, found.had_room, round(found.to_come, 1)
+    (False, False, 2.3)
+
+Reference: document 002 (Unlu and Aitchison), §5.1 and fig. 2.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from credo.types import Json, Vector
+
+FEWEST_EPOCHS = 8
+"""Fewer ends of epochs don't divide a run finely enough to see its last quarter."""
+FEWEST_STEPS = 1000
+"""Nobody takes a shorter run for converged: Adam remembers as many squared gradients."""
+
+
+@dataclass(frozen=True)
+class ScaleConvergence:
+    """What `scale_convergence` finds; all in units of ln σ, means over the weights.
+
+    ``log_scale``: ln(σ/s), s the prior's scale, at the end; ``start``: the same before training.
+    ``reach``: how far the rates let it go. ``moved_lately``: its change while about the last
+    quarter of ``reach`` was spent, which is ``reach_lately``.
+    """
+
+    log_scale: float
+    start: float
+    reach: float
+    moved_lately: float
+    reach_lately: float
+
+    @property
+    def to_come(self) -> float:
+        """The change that going on at the same pace would bring."""
+        return self.moved_lately / self.reach_lately * max(self.reach, abs(self.start))
+
+    @property
+    def settled(self) -> bool:
+        """Going on would change σ by less than a factor of two."""
+        return abs(self.to_come) < math.log(2)
+
+    @property
+    def had_room(self) -> bool:
+        """At half of Adam's fastest the scales could have gone from their start to the prior's."""
+        return self.reach >= 2 * abs(self.start)
+
+
+def scale_convergence(history: Sequence[Json]) -> ScaleConvergence | None:
+    """Judge ``posterior.history``; None if it says too little: no trained scales, or few epochs."""
+    records = [record for record in history if "log_scale_reach" in record]
+    if not records:
+        return None
+    first = records[0]
+    start = (0.0, first["log_scale"] - first["log_scale_moved"])
+    return _judge([start, *((r["log_scale_reach"], r["log_scale"]) for r in records)])
+
+
+def _judge(path: Sequence[tuple[float, float]]) -> ScaleConvergence | None:
+    """From (r, L) before training and after each epoch."""
+    reach, log_scale = path[-1]
+    if len(path) <= FEWEST_EPOCHS or not reach > 0:
+        return None
+    earlier, before = [point for point in path if point[0] <= 0.75 * reach][-1]
+    return ScaleConvergence(
+        log_scale, path[0][1], reach, moved_lately=log_scale - before, reach_lately=reach - earlier
+    )
+
+
+@dataclass
+class ScalePath:
+    """Where the scales were after each epoch, and how far the rates would have let them go.
+
+    ``points`` holds (r, L), that before training first; ``reach`` is r at this step.
+    """
+
+    points: list[tuple[float, float]]
+    reach: float = 0.0
+    steps: int = 0
+
+    @classmethod
+    def starting_at(cls, scale: Vector, prior_scale: Tensor) -> ScalePath:
+        """Before the first step."""
+        return cls([(0.0, _mean_log(scale, prior_scale))])
+
+    def step(self, optimizer: Optimizer) -> None:
+        """A step was made, at the rate that the group named "scale" has now."""
+        groups = (group for group in optimizer.param_groups if group.get("name") == "scale")
+        self.reach += sum(float(group.get("lr", 0.0)) for group in groups)
+        self.steps += 1
+
+    def end_epoch(self, scale: Vector, prior_scale: Tensor) -> None:
+        """Note where the scales are."""
+        self.points.append((self.reach, _mean_log(scale, prior_scale)))
+
+    def summary(self) -> dict[str, float]:
+        """For the record of the epoch that has ended."""
+        reach, log_scale = self.points[-1]
+        return {
+            "log_scale": log_scale,
+            "log_scale_moved": log_scale - self.points[0][1],
+            "log_scale_reach": reach,
+        }
+
+    def warn_if_stopped_early(self) -> None:
+        """Say so if training was long and yet its rates too low for the scales to settle.
+
+        For a method's ``finish`` to call: the line that is named is the one that called `fit`.
+        """
+        found = _judge(self.points)
+        if found is None or found.settled or found.had_room or self.steps < FEWEST_STEPS:
+            return
+        warnings.warn(
+            f"the posterior's scales had not settled: in the last quarter of training ln σ still "
+            f"moved by {found.moved_lately:+.2g} (mean over the weights). It has come "
+            f"{found.log_scale - found.start:+.2g} of the {-found.start:+.2g} to the prior's; the "
+            f"rates let Adam go about {found.reach:.2g} at most. That is early stopping, and small "
+            "scales make it much like MAP. Raise scale_lr or train longer, or keep it knowing "
+            "that.",
+            stacklevel=5,
+        )
+
+    def pack(self) -> Json:
+        """For the checkpoint."""
+        return {"points": self.points, "reach": self.reach, "steps": self.steps}
+
+    def unpack(self, meta: Json | None) -> None:
+        """The inverse of ``pack``; runs begun before there was a path have none to go on with."""
+        if meta is None:
+            return
+        self.points = [(reach, log_scale) for reach, log_scale in meta["points"]]
+        self.reach, self.steps = meta["reach"], meta["steps"]
+
+
+def _mean_log(scale: Vector, prior_scale: Tensor) -> float:
+    return float((scale / prior_scale).log().mean())
