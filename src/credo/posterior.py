@@ -110,7 +110,7 @@ class Posterior:
             raise DataError(f"samples={samples} must be at least 1")
         at = at or self.predicts
         if at not in WAYS:
-            raise DataError(f"at={at!r} must be one of {', '.join(WAYS)}")
+            raise DataError(f'at={at!r} must be "samples", "mean" or "linearised"')
         if link is not None and at != "linearised":
             raise DataError(f'link={link!r} is for at="linearised", not for at={at!r}')
         drawn = Delta(self.q.mean) if at == "mean" else self.q

@@ -174,9 +174,10 @@ def test_learned_noise_and_regression_survive_the_disk(tmp_path) -> None:
     x = torch.linspace(-1, 1, 64)[:, None]
     y = 2 * x + 0.3 * torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
     net = nn.Linear(1, 1)
+    nn.init.zeros_(net.weight)
     likelihood = credo.likelihoods.Gaussian(scale=1.0, learned=True)
     posterior = credo.fit(
-        credo.Model(net, likelihood), credo.VI(lr=0.02), (x, y), epochs=150, progress=False
+        credo.Model(net, likelihood), credo.VI(lr=0.02), (x, y), epochs=300, progress=False
     )
     pred = posterior.predict(x)
     assert float(pred.aleatoric_std.mean()) == pytest.approx(0.3, abs=0.08)
