@@ -4,10 +4,10 @@ LeNet-5 on MNIST, Fashion-MNIST and CIFAR-10, without augmentation. Both sides g
 ``epochs`` epochs of Adam (a step of VI costs what Adam's does on this network; seconds are
 recorded), a cosine rate, and 5,000 training images to choose by.
 
-- Adam: weight decay tuned on each data set by those images at full length (see `TUNED`), early
-  stopping at the epoch whose NLL on them is lowest.
+- Adam at rate 1e-3: weight decay as in `TUNED`, early stopping at the epoch whose NLL on those
+  images is lowest.
 - Credo's recipe: `credo.VI` with Adam's weight decay as its prior *at full strength*, and one more
-  number, the temperature T, tuned by the same images. Tempering the KL by T weakens the prior's
+  number, the temperature T. Tempering the KL by T weakens the prior's
   pull by T as well; a prior that is narrower by √T keeps the pull, so that only the entropy is
   tempered. That is the cold posterior of Wenzel et al., "How good is the Bayes posterior in deep
   neural networks really?", 2020 (arXiv:2002.02405): density ∝ (likelihood × prior)^{1/T}. No early
@@ -50,7 +50,13 @@ METHODS = {"adam": "Adam, tuned, early stopping", "vi": "Credo's recipe: VI"}
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen on a data set by the NLL on held-out images, in single runs (docstring)."""
+    """What each data set was given, from single runs of 20 or 30 epochs on 5,000 held-out images.
+
+    Decays tried: CIFAR-10 1e-4, 1e-3, 3e-3, 5e-3, 1e-2; MNIST 1e-4, 1e-3; Fashion-MNIST 1e-3 alone.
+    Temperatures: CIFAR-10 0.05 and 0.1; MNIST 0.03 and 0.1, at other priors; 0.04 there and 0.1 on
+    Fashion-MNIST are guesses made before the run. Test scores were printed beside the held-out
+    ones in those runs.
+    """
 
     weight_decay: float
     temperature: float
