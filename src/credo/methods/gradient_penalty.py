@@ -96,14 +96,7 @@ class GradientPenalty(MAP):
         )
         penalised = state.penalty.gradients(step)
         refuse_nonfinite(penalised.nll + penalised.penalty, state.flat, state.clock)
-        weight = self._temperature(state) / state.num_data
-        if weight:
-            self._add_prior(state, weight)
-        with state.flat.writing():
-            state.optimizer.step()
-        for parameter in state.model.noise_parameters():
-            parameter.grad = None
-        state.clock.tick()
+        self._descend(state)
         return state, Info(penalised.nll, {"penalty": penalised.penalty})
 
     def config(self) -> Json:

@@ -90,14 +90,7 @@ class MAP:
         refuse_nonfinite(nll, state.flat, state.clock)
         loss.backward()
         state.flat.gradient(state.everything, out=state.gradient)
-        weight = self._temperature(state) / state.num_data
-        if weight:
-            self._add_prior(state, weight)
-        with state.flat.writing():
-            state.optimizer.step()
-        for parameter in state.model.noise_parameters():
-            parameter.grad = None
-        state.clock.tick()
+        self._descend(state)
         return state, Info(nll, {})
 
     def finish(self, state: MAPState, data: Iterable[Batch]) -> MAPState:
@@ -145,6 +138,17 @@ class MAP:
     def _temperature(self, state: MAPState) -> float:
         clock = state.clock
         return temperature_at(self.temperature, state.random.segments, state.num_data, clock.epoch)
+
+    def _descend(self, state: MAPState) -> None:
+        """Add the prior's pull to the gradient of the likelihood and step."""
+        weight = self._temperature(state) / state.num_data
+        if weight:
+            self._add_prior(state, weight)
+        with state.flat.writing():
+            state.optimizer.step()
+        for parameter in state.model.noise_parameters():
+            parameter.grad = None
+        state.clock.tick()
 
     @torch.no_grad()
     def _add_prior(self, state: MAPState, weight: float) -> None:
