@@ -257,6 +257,7 @@ def test_all_functionals_are_those_of_the_dense_jacobian(name: str) -> None:
     close(jacobians.rows(), reference)
     close(jacobians.pull(roots), pulled)
     close(jacobians.squares(roots), pulled.square().sum((0, 1)))
+    close(jacobians.gram(roots), torch.einsum("rbp,rbq->pq", pulled, pulled))
     close(jacobians.variance_diag(variance), (reference * variance) @ reference.mT)
     close(jacobians.times(columns), reference @ columns)
     restricted = pulled.movedim(0, 1)
@@ -304,6 +305,8 @@ def test_bases_that_are_the_identity_can_be_left_out() -> None:
 def test_a_selection_gives_its_columns_alone(selector: Any) -> None:
     jacobians, reference, _, _ = both("layer norm", selector)
     close(jacobians.rows(), reference)
+    rows = torch.einsum("rbk,bkp->rbp", roots_for(jacobians), reference).flatten(0, 1)
+    close(jacobians.gram(roots_for(jacobians)), rows.mT @ rows)
     close(
         jacobians.squares(roots_for(jacobians, 1)).sum()[None],
         torch.einsum("rbk,bkp->rbp", roots_for(jacobians, 1), reference).square().sum()[None],

@@ -135,9 +135,8 @@ class FullCurvature(DataCurvature):
         self.matrix = like.new_zeros(self.size, self.size)
 
     def add(self, jacobians: Jacobians, roots: Tensor) -> None:
-        """RᵀR of the rows R."""
-        rows = jacobians.pull(roots).flatten(0, 1)
-        self.matrix.addmm_(rows.mT, rows)
+        """Their sum of outer products."""
+        self.matrix += jacobians.gram(roots)
 
     def add_exact(self, loss: Loss, theta: Vector) -> None:
         """The Hessian."""
@@ -159,10 +158,12 @@ class FullCurvature(DataCurvature):
     def gaussian(self, mean: Vector, precision: Tensor, weight: float = 1.0) -> FullGaussian:
         """The precision itself."""
         total = weight * self.matrix
+        total = total.add_(total.mT.clone()).mul_(0.5)
         total.diagonal().add_(self.spread(precision.to(self.like)))
-        if int(torch.linalg.cholesky_ex(total).info):
-            raise _not_positive(float(torch.linalg.eigvalsh(total)[0]))
-        return FullGaussian(mean, 0.5 * (total + total.mT))
+        try:
+            return FullGaussian(mean, total)
+        except DataError as error:
+            raise _not_positive(float(torch.linalg.eigvalsh(total)[0])) from error
 
     def pack(self) -> dict[str, Tensor]:
         """The matrix."""

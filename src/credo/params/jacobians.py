@@ -13,7 +13,8 @@ method                 gives                         of
 ``rows``               (B, K, P)                     J
 ``pull(roots)``        (R, B, P)                     J_bᵀ c_rb
 ``squares(roots)``     (P,)                          Σ_b Σ_r (J_bᵀ c_rb)²
-``kron(roots)``        factors, layer by layer       Σ_b Σ_r (J_bᵀ c_rb)(J_bᵀ c_rb)ᵀ, approximately
+``gram(roots)``        (P, P)                        Σ_b Σ_r (J_bᵀ c_rb)(J_bᵀ c_rb)ᵀ
+``kron(roots)``        factors, layer by layer       the same, approximately
 ``variance_diag(v)``   (B, K, K)                     J diag(v) Jᵀ
 ``kron_variance(Σ)``   (B, K, K)                     JΣJᵀ, Σ Kronecker block by block
 ``times(U)``           (B, K, r)                     JU, U (P, r)
@@ -57,6 +58,7 @@ from credo.params.jacobian_blocks import (
     KronCovariance,
     KronFactors,
     chunks,
+    gram,
 )
 from credo.params.jacobian_calls import (
     Taps,
@@ -66,6 +68,7 @@ from credo.params.jacobian_calls import (
     refuse_batch_statistics,
     tell,
 )
+from credo.params.jacobian_grams import layer_gram, one_dense_layer
 from credo.params.jacobian_layers import Tap
 from credo.params.selection import Selection
 from credo.params.square_replay import Recorded, example_dims
@@ -156,6 +159,19 @@ class Jacobians:
             )
         cotangents = self._cotangents(roots)
         return torch.cat([block.squares(cotangents) for block in self._blocks])
+
+    def gram(self, roots: Tensor) -> Tensor:
+        """Σ_b Σ_r (J_bᵀ c_rb)(J_bᵀ c_rb)ᵀ, (P, P).
+
+        For one dense layer it is Σ_b Λ_b ⊗ a_b a_bᵀ, Λ_b = Σ_r g_rb g_rbᵀ: no row is formed.
+        """
+        cotangents = self._cotangents(roots)
+        layer = one_dense_layer(self._blocks)
+        if layer is not None:
+            return layer_gram(layer, cotangents, len(self._blocks) > 1)
+        return gram(
+            self._pull(cotangents, slice(0, cotangents.examples), self._blocks).flatten(0, 1)
+        )
 
     def kron(self, roots: Tensor) -> list[KronFactors | DiagonalFactors]:
         """Σ_b J_bᵀΛ_bJ_b in Kronecker factors, block by block in the selection's order.
