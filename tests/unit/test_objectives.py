@@ -45,6 +45,34 @@ def test_balanced_temperature_is_tau_n_over_p() -> None:
     assert Balanced(1.0, max_temperature=5.0).resolve(segments, 10**9) == 5.0
 
 
+@pytest.mark.parametrize(
+    ("net", "units"),
+    [
+        (nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 2)), 20),
+        (nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 7), nn.Linear(7, 2)), 30 + 7),
+        (nn.Sequential(nn.Conv2d(3, 8, 5), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2)), 8),
+        (nn.Linear(10, 3), 1),
+        (nn.Sequential(nn.Embedding(50, 6), nn.Linear(6, 4), nn.Linear(4, 2)), 6 + 4),
+        (nn.Sequential(nn.ConvTranspose2d(3, 5, 2), nn.Flatten(), nn.Linear(20, 2)), 5),
+    ],
+)
+def test_units_are_what_the_hidden_layers_put_out(net: nn.Module, units: int) -> None:
+    """Neither inputs, nor outputs, nor biases and norm layers; a linear model counts as one."""
+    segments = bind(net).segments
+    assert hidden_units(segments) == units
+    free = Balanced(0.01, per="units", max_temperature=math.inf)
+    assert free.resolve(segments, 600) == pytest.approx(0.01 * 600 / units)
+    assert Balanced(0.01, per="units").resolve(segments, 10**9) == 1.0
+
+
+def test_per_units_is_the_temperature_of_document_000() -> None:
+    """η = τp/N with N neurons, whatever the number of inputs and outputs."""
+    for inputs, outputs in ((1, 1), (784, 10)):
+        segments = bind(nn.Sequential(nn.Linear(inputs, 50), nn.Linear(50, outputs))).segments
+        found = temperature_at(Balanced(0.3, per="units"), segments, 100, epoch=0.0)
+        assert found == pytest.approx(0.3 * 100 / 50)
+
+
 def test_balanced_loss_is_mean_nll_plus_tau_over_n_kl() -> None:
     """η = τ·p/N makes the KL's weight η/p = τ/N: the number of examples cancels."""
     net = nn.Linear(10, 20)
@@ -139,3 +167,19 @@ def test_a_callable_gets_groups_named_mean_and_scale() -> None:
     model = credo.Model(nn.Linear(2, 2), credo.likelihoods.Categorical())
     credo.VI(optimizer=build, lr=0.1, scale_lr=0.03).init(model, 10)
     assert seen == [("mean", 0.1), ("scale", 0.03)]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [credo.MAP, credo.VI, credo.VariationalLaplace, credo.VOGN, credo.IVON, credo.Vadam,
+     credo.Laplace, credo.HMC, credo.SGLD],
+)  # fmt: skip
+def test_every_method_refuses_a_negative_temperature_where_it_is_given(method) -> None:
+    with pytest.raises(DataError, match="temperature is -1"):
+        method(temperature=-1.0)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan])
+def test_a_cap_that_is_not_positive_is_refused(cap: float) -> None:
+    with pytest.raises(DataError, match="max_temperature"):
+        Balanced(0.1, max_temperature=cap)

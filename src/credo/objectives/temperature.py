@@ -38,6 +38,8 @@ class Balanced:
 
     def __post_init__(self) -> None:
         positive("tau", self.tau)
+        if not self.max_temperature > 0:
+            raise DataError(f"max_temperature={self.max_temperature} must be positive; inf is none")
         if self.per not in ("parameters", "units"):
             raise DataError(f'per={self.per!r} must be "parameters" or "units"')
 
@@ -59,7 +61,19 @@ def hidden_units(segments: list[Segment] | tuple[Segment, ...]) -> int:
     weights = [s for s in segments if len(s.shape) >= 2]
     if len(weights) < 2:
         return 1
-    return sum(s.shape[0] for s in weights if s.layer != weights[-1].layer) or 1
+    return sum(_outputs(s) for s in weights if s.layer != weights[-1].layer) or 1
+
+
+def _outputs(weight: Segment) -> int:
+    """Transposed convolutions and embeddings have inputs, or words, along the first dimension."""
+    turned = weight.layer_type.startswith(("ConvTranspose", "Embedding"))
+    return weight.shape[1 if turned else 0]
+
+
+def check_temperature(temperature: Temperature) -> None:
+    """Refuse a number that no KL can be weighted by, where it is given rather than in training."""
+    if not isinstance(temperature, Balanced) and not callable(temperature):
+        temperature_at(temperature, (), 1, 0.0)
 
 
 def temperature_at(
