@@ -428,3 +428,8 @@ def test_bases_that_are_none_are_refused() -> None:
     one = EigenBlock(None, None, torch.ones(8, 1, dtype=F64))
     with pytest.raises(DataError, match="different shapes"):
         eigen_kronecker().kl(EigenKroneckerGaussian(torch.zeros(8, dtype=F64), (one,)))
+
+
+def test_training_with_a_penalty_instead_of_the_prior_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="penalty"):
+        credo.Laplace(train=credo.MAP(penalty="l1"))

@@ -19,6 +19,9 @@ NetName = Literal[
     "ResNet-18 GN",
     "PreactResNet-18",
     "small softplus",
+    "small CNN",
+    "CVNN",
+    "VGG19",
 ]
 Norm = Literal["batch", "group"]
 
@@ -46,6 +49,12 @@ def build(name: NetName, image: Sequence[int], seed: int, classes: int = 10) -> 
             net = preact_resnet18(channels, classes)
         elif name == "small softplus":
             net = small_softplus(image, classes)
+        elif name == "small CNN":
+            net = small_cnn(image, classes)
+        elif name == "CVNN":
+            net = cvnn(image, classes)
+        elif name == "VGG19":
+            net = vgg19(channels, classes)
         else:
             net = nn.Sequential(
                 nn.Flatten(), nn.Linear(channels * height * width, 100), nn.ReLU(),
@@ -77,6 +86,47 @@ def small_softplus(image: Sequence[int], classes: int = 10) -> nn.Sequential:
         nn.Conv2d(channels, 16, 3, 2, 1), nn.Softplus(), nn.Conv2d(16, 32, 3, 2, 1), nn.Softplus(),
         nn.Flatten(), nn.Linear(32 * cells, 128), nn.Softplus(), nn.Linear(128, classes),
     )  # fmt: skip
+
+
+def small_cnn(image: Sequence[int], classes: int = 10) -> nn.Sequential:
+    """`small_softplus` with ReLU: a convolutional network that is cheap enough for sweeps."""
+    return nn.Sequential(
+        *(nn.ReLU() if isinstance(layer, nn.Softplus) else layer
+          for layer in small_softplus(image, classes))
+    )  # fmt: skip
+
+
+def cvnn(image: Sequence[int], classes: int = 10) -> nn.Sequential:
+    """A "simple convolutional NN" for document 001, which says no more of it.
+
+    >>> sum(p.numel() for p in cvnn((3, 32, 32)).parameters())
+    4409738
+    """
+    channels, height, width = image
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(128 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, classes),
+    )  # fmt: skip
+
+
+def vgg19(channels: int = 3, classes: int = 10) -> nn.Sequential:
+    """VGG19 for images of 32×32: sixteen 3×3 convolutions with batch norm, one linear layer.
+
+    Reference: Simonyan and Zisserman, "Very deep convolutional networks for large-scale image
+    recognition", 2015, table 1, column E; batch norm and a single linear layer are what is
+    common on CIFAR.
+
+    >>> sum(p.numel() for p in vgg19().parameters())
+    20040522
+    """
+    layers: list[nn.Module] = []
+    for width, convolutions in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), _norm("batch", width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, *_head(512, classes))
 
 
 class ResidualBlock(nn.Module):

@@ -73,7 +73,12 @@ from credo.methods.laplace_checks import refuse_beyond, warn_if_untrained
 from credo.methods.map import MAP, MAPState
 from credo.model import Model
 from credo.noise import key_to_seed
-from credo.objectives.temperature import Temperature, temperature_at, temperature_config
+from credo.objectives.temperature import (
+    Temperature,
+    check_temperature,
+    temperature_at,
+    temperature_config,
+)
 from credo.params import Selector
 from credo.posterior import Posterior
 from credo.priors import Normal
@@ -136,6 +141,7 @@ class Laplace:
     default_epochs: int = 0
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         for name, allowed in (("structure", Structure), ("curvature", CurvatureKind)):
             if getattr(self, name) not in get_args(allowed):
                 raise DataError(
@@ -154,6 +160,11 @@ class Laplace:
             positive(name, getattr(self, name))
         if self.evidence_every is not None:
             positive("evidence_every", self.evidence_every)
+        if self.train is not None and self.train.penalty is not None:
+            raise UnsupportedError(
+                "train=credo.MAP(penalty=…) leaves the prior out that Laplace's method goes on to "
+                "use: give the penalty's prior to the model (credo.priors) and train without it"
+            )
         if (self.evidence_every or self.optimise_prior) and self.temperature != 1.0:
             raise UnsupportedError(
                 "the evidence is that of a posterior at temperature 1: leave temperature=1.0, or "

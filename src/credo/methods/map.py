@@ -5,6 +5,12 @@ r"""Maximum a posteriori: the mode, q = δ(w*).
 symbols: w the random weights, n ``num_data``, p the model's prior. ``temperature=0`` drops the
 prior: maximum likelihood, `MLE`. A flat prior on the point parameters (norm layers, learned noise).
 
+With a ``penalty`` (`credo.penalties`) in the prior's place,
+
+    minimise  mean NLL(w) + temperature·λ Σ_ℓ λ_ℓ·r(w_ℓ)
+
+over the same weights; a penalty passes over biases.
+
     >>> import torch, credo
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> net = torch.nn.Linear(1, 1)
@@ -25,12 +31,19 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from credo.checks import positive
+from credo.errors import DataError
 from credo.families import Delta
 from credo.methods import optimizers
 from credo.methods.common import refuse_nonfinite, segment_norms
 from credo.model import Model
-from credo.objectives.temperature import Temperature, temperature_at, temperature_config
+from credo.objectives.temperature import (
+    Temperature,
+    check_temperature,
+    temperature_at,
+    temperature_config,
+)
 from credo.params import FlatParams, Selection
+from credo.penalties import FlatPenalty, Kind, Penalty
 from credo.posterior import Posterior
 from credo.storage import under
 from credo.types import Batch, Clock, FlatDistribution, Info, Json, Vector
@@ -44,7 +57,7 @@ class MAPState:
     flat: FlatParams
     random: Selection
     everything: Selection
-    prior: FlatDistribution
+    prior: FlatDistribution | FlatPenalty
     num_data: int
     optimizer: Optimizer
     gradient: Vector
@@ -53,15 +66,31 @@ class MAPState:
 
 @dataclass(frozen=True)
 class MAP:
-    """Point estimate by gradient descent on the log-posterior."""
+    """Point estimate by gradient descent on the log-posterior.
+
+    ``penalty`` replaces the prior: a `credo.penalties.Penalty`, or the name of a kind for that
+    penalty with the strength and factors that make it a prior.
+
+    >>> MAP(penalty="group_lasso").config()["penalty"]["lam"]
+    'bayesian'
+    """
 
     temperature: Temperature = 1.0
     optimizer: optimizers.OptimizerSpec = "adam"
     lr: float = 3e-3
     default_epochs: int = 20
+    penalty: Penalty | Kind | None = None
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         positive("lr", self.lr)
+        if isinstance(self.penalty, str):
+            object.__setattr__(self, "penalty", Penalty(self.penalty))
+        if self.penalty is not None and not isinstance(self.penalty, Penalty):
+            raise DataError(
+                f'penalty={self.penalty!r} must be a name such as "l2", or a '
+                "credo.penalties.Penalty"
+            )
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> MAPState:
         """Start from the network's current weights."""
@@ -76,7 +105,7 @@ class MAP:
             flat=flat,
             random=model.random,
             everything=Selection.of(flat.segments),
-            prior=model.prior_over_weights(),
+            prior=self._pull(model, num_data),
             num_data=num_data,
             optimizer=optimizers.build(self.optimizer, groups),
             gradient=gradient,
@@ -102,10 +131,14 @@ class MAP:
         return Posterior.at_network(state.model, Delta(state.random.read(state.flat.vector)))
 
     def summary(self, state: MAPState) -> dict[str, Any]:
-        """−log prior (MAP's stand-in for the KL), the temperature, and gradient norms."""
-        weights = state.random.read(state.flat.vector)
+        """−log prior (MAP's stand-in for the KL) or the penalty, temperature, gradient norms."""
+        cost = -float(state.prior.log_prob(state.random.read(state.flat.vector)))
         return {
-            "negative_log_prior": -float(state.prior.log_prob(weights)),
+            **(
+                {"negative_log_prior": cost}
+                if self.penalty is None
+                else {"penalty": cost / state.num_data}
+            ),
             "temperature": self._temperature(state),
             "gradient_norm": segment_norms(state.gradient, state.everything),
         }
@@ -133,14 +166,26 @@ class MAP:
             "temperature": temperature_config(self.temperature),
             "optimizer": optimizers.describe(self.optimizer),
             "lr": self.lr,
+            **({} if self._penalty is None else {"penalty": self._penalty.config()}),
         }
+
+    @property
+    def _penalty(self) -> Penalty | None:
+        assert not isinstance(self.penalty, str)
+        return self.penalty
+
+    def _pull(self, model: Model, num_data: int) -> FlatDistribution | FlatPenalty:
+        """What draws the weights to zero: the prior, or a penalty as the logarithm of one."""
+        if self._penalty is None:
+            return model.prior_over_weights()
+        return self._penalty.on(model.random.segments, model.flat.vector, num_data)
 
     def _temperature(self, state: MAPState) -> float:
         clock = state.clock
         return temperature_at(self.temperature, state.random.segments, state.num_data, clock.epoch)
 
     def _descend(self, state: MAPState) -> None:
-        """Add the prior's pull to the gradient of the likelihood and step."""
+        """Add the prior's or penalty's pull to the gradient of the likelihood and step."""
         weight = self._temperature(state) / state.num_data
         if weight:
             self._add_prior(state, weight)

@@ -239,6 +239,11 @@ class _Place:
         return owner
 
 
+def segments_of(module: nn.Module) -> tuple[Segment, ...]:
+    """The segments that binding the module would give, without binding it."""
+    return _segments(_places(module))
+
+
 def _places(module: nn.Module) -> list[_Place]:
     """Trainable floating parameters, tied ones once, norm layers last."""
     seen: set[int] = set()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Generator, Tensor
 
 from credo.families.base import check_count, check_points
-from credo.priors.scales import Scale, check_scale, flat_scales, scale_config
+from credo.priors.scales import FanIn, Scale, check_scale, flat_scales, scale_config
 from credo.types import Json, Segment, Vector
 
 
@@ -33,6 +34,11 @@ class Laplace:
 
     def __post_init__(self) -> None:
         check_scale(self.scale)
+
+    @classmethod
+    def fan_in(cls, gain: float = 1.0) -> Self:
+        """Variance gain²/fan_in: the prior of an L1 penalty λ = √(2·fan_in)/gain."""
+        return cls(FanIn(gain))
 
     def on(self, segments: Sequence[Segment], like: Vector) -> FlatLaplace:
         """The density over these segments, one after the other."""

@@ -148,6 +148,20 @@ def total_size(segments: Sequence[Segment]) -> int:
     return size
 
 
+def segment_scales(scale: Scale, segments: Sequence[Segment]) -> list[float]:
+    """The standard deviation of each segment."""
+    if not isinstance(scale, ScaleRule):
+        return [scale] * len(segments)
+    try:
+        return [scale.scale(segment) for segment in segments]
+    except ZeroDivisionError:
+        empty = [segment.name for segment in segments if segment.fan_in == 0]
+        raise DataError(
+            f"{type(scale).__name__} scales by the number of inputs, and {empty} have none; "
+            "make them deterministic or give the prior a number for a scale"
+        ) from None
+
+
 def flat_scales(scale: Scale, segments: Sequence[Segment], like: Vector) -> Vector:
     """Standard deviations of the concatenated segments, (P,), like ``like``.
 
@@ -155,16 +169,7 @@ def flat_scales(scale: Scale, segments: Sequence[Segment], like: Vector) -> Vect
     are taken in the order given; where they lie in the whole flat vector doesn't matter here.
     """
     size = total_size(segments)
-    if not isinstance(scale, ScaleRule):
-        return like.new_full((), scale).expand(size)
-    try:
-        scales = [scale.scale(segment) for segment in segments]
-    except ZeroDivisionError:
-        empty = [segment.name for segment in segments if segment.fan_in == 0]
-        raise DataError(
-            f"{type(scale).__name__} scales by the number of inputs, and {empty} have none; "
-            "make them deterministic or give the prior a number for a scale"
-        ) from None
+    scales = segment_scales(scale, segments)
     if len(set(scales)) == 1:
         return like.new_full((), scales[0]).expand(size)
     sizes = torch.tensor([segment.size for segment in segments], device=like.device)

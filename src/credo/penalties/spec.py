@@ -1,0 +1,220 @@
+"""A penalty as a setting, as a scalar for any training loop, and as a pull on a flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from credo.checks import finite, positive
+from credo.errors import DataError, NonFiniteError
+from credo.families.base import check_points
+from credo.params import segments_of
+from credo.penalties.factors import (
+    GROUPS,
+    Factors,
+    Kind,
+    Table,
+    Weights,
+    as_table,
+    check_kind,
+    factor,
+    penalised,
+)
+from credo.penalties.terms import Terms, differentiable
+from credo.priors.elastic_net import check_ratio
+from credo.priors.group import GroupLayout
+from credo.types import Json, Segment, Vector
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """λ Σ_ℓ λ_ℓ·r(θ_ℓ), added to a loss that is a MEAN over examples.
+
+    ``kind`` is r; ``lam`` is λ, a number or "bayesian" for 1/num_data; ``factors`` are the λ_ℓ:
+    "bayesian", "usual", or a mapping from names (or globs) of layers or weights to numbers.
+    ``gain`` widens the prior that "bayesian" factors stand for to the variance gain²/fan-in.
+    ``l1_ratio`` is the elastic net's ρ. ``weights`` are names or globs of what is penalised; None
+    means all matrices and kernels outside of norm layers.
+
+    >>> Penalty("l1", lam=1e-4, factors={"*": 1.0}).config()["factors"]
+    [['*', 1.0]]
+    """
+
+    kind: Kind
+    lam: float | Literal["bayesian"] = "bayesian"
+    factors: Factors | Table = "bayesian"
+    gain: float = 1.0
+    l1_ratio: float = 0.5
+    weights: Weights = None
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind)
+        if self.kind == "elastic_net":
+            check_ratio(self.l1_ratio)
+        positive("gain", self.gain)
+        if self.lam != "bayesian" and finite("lam", self.lam) < 0:
+            raise DataError(f"lam={self.lam} is negative: a penalty must not reward large weights")
+        object.__setattr__(self, "factors", as_table(self.factors))
+        if self.weights is not None and not isinstance(self.weights, str):
+            object.__setattr__(self, "weights", tuple(self.weights))
+
+    def strength(self, num_data: int | None = None) -> float:
+        """λ."""
+        if self.lam != "bayesian":
+            return float(self.lam)
+        if num_data is None:
+            raise DataError(
+                'lam="bayesian" is 1/num_data, and num_data is not given. It is the number of '
+                "training examples, which can't be told from a batch or a network: pass num_data="
+            )
+        return 1 / positive("num_data", num_data)
+
+    def coefficients(self, segments: Sequence[Segment]) -> list[float]:
+        """λ_ℓ of each of these tensors."""
+        rule = as_table(self.factors)
+        return [factor(self.kind, s, rule, self.gain, self.l1_ratio) for s in segments]
+
+    def terms(self, segments: Sequence[Segment], weight: float) -> Terms:
+        """``weight`` Σ_ℓ λ_ℓ r(θ_ℓ) over these tensors."""
+        scaled = tuple(weight * c for c in self.coefficients(segments))
+        if self.kind == "l1":
+            return Terms(absolute=scaled)
+        if self.kind == "l2":
+            return Terms(square=scaled)
+        if self.kind == "elastic_net":
+            rho = self.l1_ratio
+            return Terms(tuple(rho * c for c in scaled), tuple((1 - rho) * c for c in scaled))
+        layouts = tuple(GroupLayout.of(s, GROUPS[self.kind]) for s in segments)
+        return Terms(norm=scaled, layouts=layouts)
+
+    def value(self, net: nn.Module, num_data: int | None = None) -> Tensor:
+        """The penalty of the network's weights: a scalar to add to a mean loss.
+
+        >>> net = nn.Linear(2, 3)
+        >>> _ = nn.init.ones_(net.weight)
+        >>> Penalty("l2").value(net, num_data=100).item()         # (1/100)·(2/2)·6
+        0.0600...
+        """
+        segments = penalised(segments_of(net), self.weights)
+        weights: list[Tensor] = [net.get_parameter(s.name) for s in segments]
+        found = differentiable(self.terms(segments, self.strength(num_data)), weights)
+        if not bool(torch.isfinite(found.detach())):
+            bad = [s.name for s, w in zip(segments, weights, strict=True) if not _finite(w)]
+            where = f"the weights of {', '.join(bad[:5])} are not finite" if bad else "it overflows"
+            raise NonFiniteError(
+                f"the penalty {self.kind} is {float(found.detach())}: {where}. An earlier step "
+                "diverged; lower the learning rate"
+            )
+        return found
+
+    def on(self, segments: Sequence[Segment], like: Vector, num_data: int) -> FlatPenalty:
+        """The penalty over a flat vector of these segments, in the order given.
+
+        Those of them that are not penalised get no pull.
+        """
+        chosen = penalised(segments, self.weights)
+        places, offset = {}, 0
+        for segment in segments:
+            places[segment.name] = slice(offset, offset + segment.size)
+            offset += segment.size
+        # −num_data·λ, like the logarithm of a prior.
+        terms = self.terms(chosen, -num_data * self.strength(num_data))
+        return FlatPenalty(terms, tuple((places[s.name], s.shape) for s in chosen), offset)
+
+    def config(self) -> Json:
+        """The settings, as JSON."""
+        factors = as_table(self.factors)
+        return {
+            "kind": self.kind,
+            "lam": self.lam,
+            "factors": factors if isinstance(factors, str) else [list(pair) for pair in factors],
+            "gain": self.gain,
+            "l1_ratio": self.l1_ratio,
+            "weights": list(self.weights) if isinstance(self.weights, tuple) else self.weights,
+        }
+
+
+@dataclass(frozen=True)
+class FlatPenalty:
+    """−num_data times a penalty of flat weights (P,): where a log-prior stands, this can too.
+
+    It has no normaliser and no draws; where ``lam`` is 1/num_data and the factors are Bayesian,
+    the priors of `credo.priors` have both.
+    """
+
+    terms: Terms
+    places: tuple[tuple[slice, tuple[int, ...]], ...]
+    size: int
+
+    def log_prob(self, w: Vector) -> Tensor:
+        """−num_data·λ Σ_ℓ λ_ℓ r(θ_ℓ): (P,) → ()."""
+        return self.terms.value(self._tensors(w))
+
+    def grad_log_prob(self, w: Vector) -> Tensor:
+        """Its gradient, (P,)."""
+        pull = torch.zeros_like(w)
+        torch._foreach_copy_(self._tensors(pull), self.terms.gradients(self._tensors(w)))
+        return pull
+
+    def _tensors(self, w: Vector) -> list[Tensor]:
+        check_points(w, self.size)
+        return [w[place].view(shape) for place, shape in self.places]
+
+
+def penalty(
+    net: nn.Module,
+    kind: Kind,
+    lam: float | Literal["bayesian"] = "bayesian",
+    *,
+    num_data: int | None = None,
+    factors: Factors = "bayesian",
+    gain: float = 1.0,
+    l1_ratio: float = 0.5,
+    weights: Weights = None,
+) -> Tensor:
+    """λ Σ_ℓ λ_ℓ·r(θ_ℓ) of the network's weights, for a loss that is a mean over examples.
+
+    ``num_data``, the number of training examples, is needed for ``lam="bayesian"``, 1/num_data:
+    a batch does not know it. The rest is as in `Penalty`. At a kink (a weight or group that is
+    zero) the gradient is zero.
+
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> penalty(net, "group_lasso", num_data=50_000).backward()
+    >>> 50_000 * net[0].weight.grad[0].norm().item()               # √(8·9)
+    8.485...
+    """
+    spec = Penalty(kind, lam, factors, gain, l1_ratio, weights)
+    return spec.value(net, num_data)
+
+
+def layer_factors(
+    net: nn.Module,
+    kind: Kind,
+    factors: Factors = "bayesian",
+    *,
+    gain: float = 1.0,
+    l1_ratio: float = 0.5,
+    weights: Weights = None,
+) -> dict[str, float]:
+    """λ_ℓ of every penalised weight tensor by its name; the table is in `credo.penalties`.
+
+    ``factors="bayesian"`` makes e^(−λ_ℓ r) a prior of variance gain²/fan-in; ``"usual"`` is what is
+    common: 1, and for groups the root of their size. ``l1_ratio`` is for the elastic net alone.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 16, 5), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16, 2))
+    >>> layer_factors(net, "l2")
+    {'0.weight': 37.5, '3.weight': 8.0}
+    >>> layer_factors(net, "group_lasso_transposed", "usual")       # √(16·5²), √2
+    {'0.weight': 20.0, '3.weight': 1.414...}
+    """
+    spec = Penalty(kind, factors=factors, gain=gain, l1_ratio=l1_ratio, weights=weights)
+    segments = penalised(segments_of(net), weights)
+    return {s.name: c for s, c in zip(segments, spec.coefficients(segments), strict=True)}
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
