@@ -10,14 +10,17 @@ from credo.curvature.estimators import (
     Reparameterised,
     SquaredGradient,
 )
+from credo.curvature.spectrum import ExtremeEigenvalues, extreme_eigenvalues
 
 __all__ = [
     "Curvature",
     "ExactHessian",
     "ExampleSquares",
+    "ExtremeEigenvalues",
     "FromValues",
     "GaussNewton",
     "Hutchinson",
     "Reparameterised",
     "SquaredGradient",
+    "extreme_eigenvalues",
 ]

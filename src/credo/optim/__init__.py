@@ -1,9 +1,35 @@
-"""Drop-in torch optimizers that learn a distribution: the learning rule for a diagonal Gaussian."""
+"""Drop-in torch optimizers: those that learn a distribution, and those for points that torch lacks.
 
+`IVON`, `VOGN`, `Vadam` and `VON` are the learning rule for a diagonal Gaussian. `AdaBound`,
+`AMSBound`, `AMSGrad`, `RAdam` and `YellowFin` move points; `robust_region` says which rates and
+momenta suit a range of curvatures.
+"""
+
+from credo.optim.adabound import AdaBound, AMSBound
+from credo.optim.amsgrad import AMSGrad
 from credo.optim.base import NaturalOptimizer
+from credo.optim.descent import Descent
 from credo.optim.ivon import IVON
+from credo.optim.rectified_adam import RAdam
+from credo.optim.robust import RobustRegion, robust_region, spectral_radius
 from credo.optim.vadam import Vadam
 from credo.optim.vogn import VOGN
 from credo.optim.von import VON
+from credo.optim.yellowfin import YellowFin
 
-__all__ = ["IVON", "VOGN", "VON", "NaturalOptimizer", "Vadam"]
+__all__ = [
+    "IVON",
+    "VOGN",
+    "VON",
+    "AMSBound",
+    "AMSGrad",
+    "AdaBound",
+    "Descent",
+    "NaturalOptimizer",
+    "RAdam",
+    "RobustRegion",
+    "Vadam",
+    "YellowFin",
+    "robust_region",
+    "spectral_radius",
+]

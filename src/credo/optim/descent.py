@@ -1,0 +1,162 @@
+"""What the optimizers of points share: options that are checked, groups, closures, refusals.
+
+These are ordinary `torch.optim.Optimizer`s, for any network and any loop; torch's schedulers drive
+their ``lr``. `credo.methods` builds them by name for flat vectors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from credo.checks import finite
+from credo.errors import DataError, UnsupportedError
+from credo.optim.groups import Group
+
+
+@dataclass(frozen=True)
+class Mover:
+    """A parameter that has a gradient, both laid out in the order of a contiguous tensor.
+
+    The kernels that do a step in one pass walk through memory as it comes: torch's fused Adam gives
+    a transposed parameter and its contiguous gradient wrong values without a word. ``value`` is the
+    parameter itself or, where that is not contiguous, a copy that is written back.
+    """
+
+    parameter: Tensor
+    value: Tensor
+    gradient: Tensor
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> Mover:
+        """With the gradient that it has now."""
+        assert parameter.grad is not None
+        return cls(parameter, parameter.contiguous(), parameter.grad.contiguous())
+
+
+class Descent(Optimizer, ABC):
+    """An optimizer that keeps for each parameter a few tensors of its shape.
+
+    The state of a parameter is those tensors and ``step``, how many steps it has made, so that
+    parameters may join later or get a gradient now and then only.
+    """
+
+    def __init__(self, params: ParamsT, options: Group) -> None:
+        super().__init__(params, options)
+
+    @abstractmethod
+    def _check(self, group: Group) -> None:
+        """Raise `DataError` for an option that is not what it has to be."""
+
+    @abstractmethod
+    def _advance(self, work: list[tuple[Group, list[Mover]]]) -> None:
+        """Change the movers' values in place, group by group; gradients stay as they are."""
+
+    def add_param_group(self, param_group: Group) -> None:
+        """More parameters, with options of their own where the group names them.
+
+        The group's rate is remembered as ``base_lr``: what a scheduler makes of it later counts
+        relative to that.
+        """
+        settled = {**self.defaults, **param_group}
+        if finite("lr", settled["lr"]) < 0:
+            raise DataError(f"lr must not be negative, but it is {settled['lr']!r}")
+        if "weight_decay" in settled and finite("weight_decay", settled["weight_decay"]) < 0:
+            raise DataError(f"weight_decay must not be negative, got {settled['weight_decay']!r}")
+        self._check(settled)
+        super().add_param_group({**param_group, "base_lr": settled.get("base_lr", settled["lr"])})
+        for parameter in self.param_groups[-1]["params"]:
+            if not parameter.is_floating_point():
+                self.param_groups.pop()
+                raise UnsupportedError(
+                    f"{type(self).__name__} takes real floating parameters, not {parameter.dtype}: "
+                    "split complex ones by torch.view_as_real"
+                )
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], Any]) -> Any: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move every parameter that has a gradient; a ``closure`` computes them and the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = []
+        for group in self.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            if any(p.grad.is_sparse for p in moving):
+                raise UnsupportedError(
+                    f"{type(self).__name__} needs dense gradients: build the embedding with "
+                    "sparse=False, or give it to torch.optim.SparseAdam"
+                )
+            if moving:
+                work.append((group, [Mover.of(p) for p in moving]))
+        self._advance(work)
+        for _, movers in work:
+            for mover in movers:
+                if mover.value is not mover.parameter:
+                    mover.parameter.copy_(mover.value)
+        return loss
+
+    def _counted(
+        self, work: list[tuple[Group, list[Mover]]], names: tuple[str, ...]
+    ) -> Iterator[tuple[Group, int, list[Tensor], list[Tensor], list[list[Tensor]]]]:
+        """Count a step and give what can move together: group, step, values,
+        gradients (with ``weight_decay`` in them), state.
+
+        ``names`` are the tensors of the state, zero at first; the last item has a list for each.
+        """
+        for group, movers in work:
+            parts: dict[Any, list[Mover]] = {}
+            for mover in movers:
+                state, value = self.state[mover.parameter], mover.value
+                if not state:
+                    for name in names:
+                        state[name] = torch.zeros_like(value)
+                    state["step"] = 0
+                state["step"] += 1
+                parts.setdefault((state["step"], value.device, value.dtype), []).append(mover)
+            for (step, _, _), some in parts.items():
+                values, gradients = [m.value for m in some], [m.gradient for m in some]
+                memory = [[self.state[mover.parameter][name] for mover in some] for name in names]
+                yield group, step, values, decayed(group, values, gradients), memory
+
+
+def rate_factor(group: Group) -> float:
+    """What a scheduler has made of the group's rate: lr / base_lr."""
+    if group["base_lr"]:
+        return float(group["lr"] / group["base_lr"])
+    return float(group["lr"] > 0)
+
+
+def decayed(group: Group, values: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """The gradients plus those of ½·weight_decay·‖w‖²."""
+    if not group["weight_decay"]:
+        return gradients
+    return list(torch._foreach_add(gradients, values, alpha=group["weight_decay"]))
+
+
+def check_betas(betas: object, names: tuple[str, str] = ("gradient", "square")) -> None:
+    """Raise `DataError` unless these are two shares that averages keep, in [0, 1)."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise DataError(f"betas must be two numbers, of {names[0]} and {names[1]}, not {betas!r}")
+    for place, beta in enumerate(betas):
+        if not 0 <= finite(f"betas[{place}]", beta) < 1:
+            raise DataError(f"betas[{place}] must be at least 0 and below 1, but it is {beta!r}")
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Raise `DataError` unless it is a finite number, 0 or more."""
+    if finite(name, value) < 0:
+        raise DataError(f"{name} must not be negative, but it is {value!r}")
