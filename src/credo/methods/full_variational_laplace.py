@@ -39,7 +39,12 @@ from credo.kl import kl
 from credo.methods import optimizers
 from credo.methods.common import refuse_nonfinite
 from credo.model import Model
-from credo.objectives.temperature import Temperature, temperature_at, temperature_config
+from credo.objectives.temperature import (
+    Temperature,
+    check_temperature,
+    temperature_at,
+    temperature_config,
+)
 from credo.objectives.twice_differentiable import plain_attention
 from credo.params import FlatParams, Selection
 from credo.posterior import Posterior
@@ -80,6 +85,7 @@ class FullVariationalLaplace:
     default_epochs: int = 500
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         positive("lr", self.lr)
 
     def init(

@@ -40,6 +40,7 @@ from credo.noise import Draws
 from credo.objectives.temperature import (
     Balanced,
     Temperature,
+    check_temperature,
     temperature_at,
     temperature_config,
 )
@@ -86,6 +87,7 @@ class NaturalMethod(ABC):
     default_epochs: int = 20
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         positive("lr", self.lr)
         positive("samples", self.samples)
 

@@ -1,41 +1,70 @@
-"""Torch optimizers over flat vectors: built by name or by callable, checkpointed without pickle."""
+"""Torch optimizers over flat vectors: built by name or by callable, checkpointed without pickle.
+
+A name stands for the optimizer with its own defaults and the group's ``lr``. For other settings
+give a callable:
+
+    >>> import credo
+    >>> method = credo.VI(optimizer=lambda groups: credo.optim.AdaBound(groups, final_lr=0.01))
+
+``"radam"`` and ``"amsgrad"`` are torch's; ``"radam-original"`` and ``"amsgrad-original"`` are what
+their authors published. ``"sgd"`` and ``"momentum"`` have momentum 0.9, ``"sgd-plain"`` none.
+``"yellowfin"`` tunes the rates of means and scales apart, from each group's own gradients: ``lr``
+and ``scale_lr`` are those of the first step only.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from credo import optim
 from credo.errors import CheckpointError, DataError, UnsupportedError
+from credo.methods.separate_optimizers import separate
 from credo.types import Json
 
 Groups: TypeAlias = list[dict[str, Any]]
-OptimizerSpec: TypeAlias = str | Callable[[Groups], Optimizer]
-"""A name such as "adam", or a callable given the parameter groups ``mean`` and ``scale``."""
+OneSpec: TypeAlias = str | Callable[[Groups], Optimizer]
+OptimizerSpec: TypeAlias = OneSpec | Mapping[str, OneSpec]
+"""A name such as "adam", or a callable given the parameter groups ``mean`` and ``scale``; or one of
+these for each group, as in {"mean": "sgd", "scale": "adam"}."""
 
-ELEMENTWISE: dict[str, type[Optimizer]] = {
+BY_NAME: dict[str, Callable[..., Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "adamax": torch.optim.Adamax,
     "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
+    "radam": partial(optim.RAdam, early="momentum"),
+    "radam-original": optim.RAdam,
+    "amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "amsgrad-original": optim.AMSGrad,
+    "adabound": optim.AdaBound,
+    "amsbound": optim.AMSBound,
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
     "adadelta": torch.optim.Adadelta,
     "asgd": torch.optim.ASGD,
-    "sgd": torch.optim.SGD,
+    "sgd": partial(torch.optim.SGD, momentum=0.9),
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "sgd-plain": torch.optim.SGD,
+    "yellowfin": optim.YellowFin,
 }
-"""Optimizers that treat every coordinate alone, so that a flat vector is as good as a matrix."""
+"""Optimizers for which a flat vector is as good as matrices: all that read a weight's own gradient,
+and YellowFin, which also reads the whole gradient's norm."""
 
 NEED_MATRICES = ("muon", "adafactor", "shampoo", "soap", "lbfgs")
 
 
 def build(spec: OptimizerSpec, groups: Groups) -> Optimizer:
     """The optimizer over these groups; fused where torch has a fused kernel for it."""
+    if isinstance(spec, Mapping):
+        return separate(spec, groups, build)
     if not isinstance(spec, str):
         optimizer = spec(groups)
         if not isinstance(optimizer, Optimizer):
@@ -49,12 +78,14 @@ def build(spec: OptimizerSpec, groups: Groups) -> Optimizer:
     if name in NEED_MATRICES:
         raise UnsupportedError(
             f"optimizer={spec!r} needs whole matrices or the loss itself, but Credo steps one flat "
-            f"vector; choose one of {sorted(ELEMENTWISE)} or pass a callable"
+            f"vector; choose one of {sorted(BY_NAME)} or pass a callable"
         )
-    if name not in ELEMENTWISE:
-        raise DataError(f"optimizer={spec!r} is unknown; choose one of {sorted(ELEMENTWISE)}")
-    factory = ELEMENTWISE[name]
-    options: dict[str, Any] = {"momentum": 0.9} if name == "sgd" else {}
+    if name not in BY_NAME:
+        near = difflib.get_close_matches(name, BY_NAME, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise DataError(f"optimizer={spec!r} is unknown; {hint}Choose one of {sorted(BY_NAME)}")
+    factory = BY_NAME[name]
+    options: dict[str, Any] = {}
     if "fused" in inspect.signature(factory).parameters and _can_fuse(groups):
         options["fused"] = True
     return factory(groups, **options)
@@ -95,8 +126,10 @@ def unpack(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Json) -> N
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def describe(spec: OptimizerSpec) -> str:
+def describe(spec: OptimizerSpec) -> Any:
     """What the run folder records."""
+    if isinstance(spec, Mapping):
+        return {name: describe(one) for name, one in spec.items()}
     return spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
 
 

@@ -59,7 +59,7 @@ from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_per_segment
 from credo.methods import optimizers
-from credo.methods.common import refuse_nonfinite, segment_norms
+from credo.methods.common import refuse_nonfinite, scale_rate, segment_norms
 from credo.methods.scale_convergence import ScalePath
 from credo.model import Model
 from credo.noise import Draws, key_to_seed
@@ -67,6 +67,7 @@ from credo.objectives.elbo import CrossEntropy, chain_to_rho_, cross_entropy
 from credo.objectives.temperature import (
     Balanced,
     Temperature,
+    check_temperature,
     temperature_at,
     temperature_config,
 )
@@ -122,7 +123,8 @@ class VariationalLaplaceState:
 class VariationalLaplace:
     """Mean-field Gaussian by a second-order expansion at the mean.
 
-    ``scale_lr``: rate of log σ; None is ten times ``lr``. ``init_scale``: initial σ as a fraction
+    ``scale_lr``: rate of log σ; instead of it ``scale_ratio`` gives its ratio to ``lr``, which is
+    ten unless said. ``optimizer``: as for `VI`. ``init_scale``: initial σ as a fraction
     of the prior's. ``fisher_decay``: what the running Fisher information keeps per step, with
     ``scales="fixed_point"``. ``draws``: the noise source of predictions.
     """
@@ -140,12 +142,13 @@ class VariationalLaplace:
     fisher_decay: float = 0.99
     draws: Draws = "table"
     default_epochs: int = 20
+    scale_ratio: float | None = None
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         for name in ("lr", "init_scale", "penalty_share"):
             positive(name, getattr(self, name))
-        if self.scale_lr is not None and not self.scale_lr >= 0:
-            raise DataError(f"scale_lr={self.scale_lr} must be 0 (scales fixed) or more")
+        scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
         if self.penalty_share > 1:
             raise DataError(
                 f"penalty_share={self.penalty_share} must be at most 1, the whole batch"
@@ -188,7 +191,7 @@ class VariationalLaplace:
             spread = temperature / num_data * (scale.pow(-2) - prior_scale.pow(-2))
         else:
             spread.grad = grad_scale
-            rate = self.lr * SCALE_LR_RATIO if self.scale_lr is None else self.scale_lr
+            rate = scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
             groups.append({"params": [spread], "lr": rate, "name": "scale"})
         return VariationalLaplaceState(
             model=model,
@@ -296,8 +299,8 @@ class VariationalLaplace:
 
     def config(self) -> Json:
         """The settings, for the run folder."""
-        names = ("curvature", "lr", "scale_lr", "scales", "route", "penalty_share", "guard",
-                 "init_scale", "fisher_decay", "draws")  # fmt: skip
+        names = ("curvature", "lr", "scale_lr", "scale_ratio", "scales", "route", "penalty_share",
+                 "guard", "init_scale", "fisher_decay", "draws")  # fmt: skip
         return {
             "type": "VariationalLaplace",
             "temperature": temperature_config(self.temperature),

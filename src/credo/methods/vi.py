@@ -55,7 +55,7 @@ from credo.expectations.score import Baseline
 from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_monte_carlo, kl_per_segment
 from credo.methods import optimizers
-from credo.methods.common import refuse_nonfinite, segment_norms
+from credo.methods.common import refuse_nonfinite, scale_rate, segment_norms
 from credo.methods.scale_convergence import ScalePath
 from credo.model import Model
 from credo.objectives.elbo import CrossEntropy, chain_to_rho_, cross_entropy
@@ -63,6 +63,7 @@ from credo.objectives.kl_weights import KLWeights, kl_weights
 from credo.objectives.temperature import (
     Balanced,
     Temperature,
+    check_temperature,
     temperature_at,
     temperature_config,
 )
@@ -113,8 +114,9 @@ class VI:
 
     ``estimator``: "reparam" (closed-form KL), "total", "path" (sticking the landing) or "score"
     (with ``baseline``). ``noise``: "weight", "local" or "flipout". ``draws``: the noise source,
-    "table" (fast), "pool" (fastest) or "normal" (torch's). ``scale_lr``: rate of ρ; None is ten
-    times ``lr``. ``temperature=1`` is the ELBO proper.
+    "table" (fast), "pool" (fastest) or "normal" (torch's). ``scale_lr``: rate of ρ; instead of
+    it ``scale_ratio`` gives its ratio to ``lr``, which is ten unless said. ``optimizer``: a name, a
+    callable, or one for each of "mean" and "scale". ``temperature=1`` is the ELBO proper.
     ``init_scale``: initial scale as a fraction of the prior's. ``warmup``: epochs over which the
     KL's weight rises linearly from nothing.
     """
@@ -133,12 +135,13 @@ class VI:
     warmup: float = 0.0
     baseline: Baseline = "loo"
     default_epochs: int = 20
+    scale_ratio: float | None = None
 
     def __post_init__(self) -> None:
+        check_temperature(self.temperature)
         for name in ("samples", "lr", "init_scale"):
             positive(name, getattr(self, name))
-        if self.scale_lr is not None and not self.scale_lr >= 0:
-            raise DataError(f"scale_lr={self.scale_lr} must be 0 (scales fixed) or more")
+        scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
         if self.warmup < 0:
             raise DataError(f"warmup={self.warmup} must be a number of epochs, 0 or more")
         for name, known in (
@@ -165,7 +168,7 @@ class VI:
         point = fixed.read(flat.vector)
         grads = [torch.zeros_like(vector) for vector in (mean, rho, point)]
         mean.grad, rho.grad, point.grad = grads
-        rate = self.lr * SCALE_LR_RATIO if self.scale_lr is None else self.scale_lr
+        rate = scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
         points = [point] if fixed.size else []
         groups: optimizers.Groups = [
             {"params": [mean, *points, *model.noise_parameters()], "lr": self.lr, "name": "mean"},
@@ -297,8 +300,8 @@ class VI:
 
     def config(self) -> Json:
         """The settings, for the run folder."""
-        names = ("samples", "estimator", "noise", "kl_weights", "lr", "scale_lr", "draws", "link",
-                 "init_scale", "warmup", "baseline")  # fmt: skip
+        names = ("samples", "estimator", "noise", "kl_weights", "lr", "scale_lr", "scale_ratio",
+                 "draws", "link", "init_scale", "warmup", "baseline")  # fmt: skip
         return {
             "type": "VI",
             "temperature": temperature_config(self.temperature),

@@ -124,8 +124,13 @@ class LoaderFeed(Feed):
         check_batch(model, unpack_batch(first))
 
 
-def make_feed(data: Any, batch_size: int, model: Model, num_data: int | None = None) -> Feed:
-    """The feed for a tuple of tensors or arrays, a Dataset, or a DataLoader."""
+def make_feed(
+    data: Any, batch_size: int, model: Model, num_data: int | None = None, whole: bool = False
+) -> Feed:
+    """The feed for a tuple of tensors or arrays, a Dataset, or a DataLoader.
+
+    ``whole`` puts all examples into one batch, which a DataLoader must do itself.
+    """
     if batch_size < 1:
         raise DataError(f"batch_size={batch_size} must be at least 1")
     if isinstance(data, DataLoader):
@@ -141,14 +146,14 @@ def make_feed(data: Any, batch_size: int, model: Model, num_data: int | None = N
                                      and not isinstance(data, list | tuple | Mapping)):  # fmt: skip
         if not len(data):  # type: ignore[arg-type]
             raise DataError("the training data is empty")
-        return DatasetFeed(data, batch_size)
+        return DatasetFeed(data, len(data) if whole else batch_size)  # type: ignore[arg-type]
     inputs, targets = unpack_batch(data)
     like = model.flat.vector
     inputs = _convert(inputs, like)
     targets = _tensor(targets, like)
     if targets.dim() == 0 or not len(targets):
         raise DataError("the training data is empty")
-    return TensorFeed(inputs, targets, batch_size)
+    return TensorFeed(inputs, targets, len(targets) if whole else batch_size)
 
 
 def permutation(n: int, seed: int, epoch: int) -> Tensor:

@@ -22,11 +22,12 @@ from credo.metrics import accuracy
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.posterior import Posterior
+from credo.schedules import ScheduleSpec, describe
 from credo.storage import under
 from credo.train.feed import Feed, make_feed, to_device
 from credo.train.folder import RunFolder
 from credo.train.progress import Reporter, reporter
-from credo.train.schedules import RateSchedule, ScheduleSpec, describe
+from credo.train.rates import Rates
 from credo.types import Json, Method
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -54,6 +55,7 @@ def fit(
 
     ``train_data`` is a tuple (inputs, targets) of tensors or arrays, a Dataset, or a DataLoader.
     Training starts from the network's current weights and leaves it at the posterior mean.
+    Methods whose step takes all data (`HMC`) get them whole, whatever ``batch_size`` says.
 
     With a ``folder`` the run can be killed at any moment and called again: it resumes bit for bit
     from its last checkpoint (with a DataLoader of your own, from the last epoch boundary), and a
@@ -61,9 +63,9 @@ def fit(
     is not finite raises `NonFiniteError` and keeps the last good checkpoint.
 
     ``val_data`` is scored after each epoch. ``num_data`` is only needed where the data does not
-    know its own length. ``schedule`` lowers the learning rates on the way: "cosine", "linear", a
-    function of the fraction of training done, or a mapping from "mean" and "scale" to such
-    (`credo.train.schedules`). ``keep="best"`` returns the epoch with the lowest ``val_nll``, early
+    know its own length. ``schedule`` changes the learning rates on the way: "cosine", "linear", a
+    function of the fraction of training done, one of `credo.schedules`, or a mapping from "mean"
+    and "scale" to such. ``keep="best"`` returns the epoch with the lowest ``val_nll``, early
     stopping without having to say when. The records of all epochs are ``posterior.history``.
     """
     if Ranks().several:
@@ -76,7 +78,8 @@ def fit(
         model.net.to(device)
         if isinstance(model.likelihood, torch.nn.Module):
             model.likelihood.to(device)
-    feed = make_feed(train_data, batch_size, model, num_data)
+    whole = getattr(method, "needs_all_data", False)
+    feed = make_feed(train_data, batch_size, model, num_data, whole)
     feed.check(model)
     epochs = method.default_epochs if epochs is None else epochs
     if epochs < 0:
@@ -124,12 +127,15 @@ class _Run:
         self.state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
         self.state.clock.num_batches = feed.num_batches
         self.schedule = schedule
-        self.rates = RateSchedule(schedule, getattr(self.state, "optimizer", None))
+        self.rates = Rates(schedule, getattr(self.state, "optimizer", None))
         self.epoch, self.batch, self.nll_sum, self.seconds = 0, 0, 0.0, 0.0
         self.history: list[Json] = []
         self.keep, self.best = keep, _Best()
         self.folder: RunFolder | None = None
         self.saved_at = time.monotonic()
+        if self.rates.watching:
+            validated = {} if val_data is None else {"val_nll": 0.0, "val_accuracy": 0.0}
+            self.rates.check(self._numbers(nll=0.0) | validated)
 
     def attach(self, folder: RunFolder, resume: bool) -> None:
         """Keep checkpoints in this folder, starting from the one it has."""
@@ -168,7 +174,7 @@ class _Run:
         device = self.model.flat.vector.device
         started = time.monotonic()
         for batch in self.feed.batches(self.seed, self.epoch, skip=self.batch):
-            self.rates.set((self.epoch + self.batch / self.feed.num_batches) / self.epochs)
+            self.rates.set(self.epoch + self.batch / self.feed.num_batches, self.epochs)
             self.state, info = self.method.update(self.state, to_device(batch, device))
             self.nll_sum += info.nll
             self.batch += 1
@@ -185,20 +191,26 @@ class _Run:
         if time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS or not self.feed.exact:
             self.checkpoint()
 
-    def _record(self) -> None:
-        nll = self.nll_sum / self.batch
+    def _numbers(self, nll: float) -> Json:
+        """What is known of the state, given the mean NLL of the epoch."""
         record: Json = {
             "epoch": self.epoch,
             "step": self.state.clock.step,
             "nll": nll,
             **self.method.summary(self.state),
             "seconds": self.seconds,
+            **self.rates.summary(),
         }
         if "kl" in record:
             # ELBO_η of document 000, in nats over the whole data set.
             record["elbo"] = -nll * self.feed.num_data - record["temperature"] * record["kl"]
+        return record
+
+    def _record(self) -> None:
+        record = self._numbers(self.nll_sum / self.batch)
         if self.val_data is not None:
             record |= self._validate()
+        self.rates.learn(record)
         self.history.append(record)
         if self.keep == "best" and record["val_nll"] < self.best.nll:
             self._remember(record["val_nll"])
@@ -241,8 +253,9 @@ class _Run:
             return
         tensors, meta = self._pack_state()
         tensors["torch_rng"] = torch.get_rng_state()
-        place = {"epoch": self.epoch, "batch": self.batch, "nll_sum": self.nll_sum}
-        self.folder.checkpoint(tensors, {**place, "seconds": self.seconds, "method": meta})
+        place: Json = {"epoch": self.epoch, "batch": self.batch, "nll_sum": self.nll_sum}
+        place |= {"seconds": self.seconds, "rates": self.rates.pack()}
+        self.folder.checkpoint(tensors, {**place, "method": meta})
         self.saved_at = time.monotonic()
 
     def _remember(self, nll: float) -> None:
@@ -272,6 +285,7 @@ class _Run:
             torch.set_rng_state(tensors["torch_rng"])
             self.epoch, self.batch = meta["epoch"], meta["batch"]
             self.nll_sum, self.seconds = meta["nll_sum"], meta["seconds"]
+            self.rates.unpack(meta.get("rates"))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit this model and method ({error}); use another folder, "
