@@ -80,20 +80,6 @@ def test_workers_are_processes_that_share_the_cores_and_may_fail(tmp_path):
     assert failed.error == "RuntimeError: on purpose"
 
 
-def test_a_worker_that_dies_costs_no_finished_trial(tmp_path):
-    def die(trial, folder):
-        if trial["die"]:
-            os._exit(1)
-        return {"alive": True}
-
-    run_many(die, [{"die": False}], 1, tmp_path, progress=False)
-    # Two trials that wait, because a single one would run, and die, in this process.
-    trials = [{"die": False}, {"die": True, "n": 0}, {"die": True, "n": 1}]
-    alive, *dead = run_many(die, trials, 2, tmp_path, progress=False)
-    assert alive.result == {"alive": True}
-    assert all(o.result is None and "a worker process died" in o.error for o in dead)
-
-
 def test_a_run_takes_no_more_threads_than_it_is_allowed():
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,20 +1,23 @@
-"""Independent trials on joblib's worker processes: resumable, and one failure costs one trial.
+"""Independent trials on worker processes: resumable, and one failure costs one trial.
 
-<folder>/<label>-<key>/config.json    the trial's settings; key is a hash of them
-                       env.json       where it ran
-                       result.json    what the function returned: the trial is finished
-                       error.txt      the traceback of a trial that failed
+Each trial has a folder, <folder>/<label>-<key>, where key is a hash of its settings; what lies in
+it is told in `credo.sweep.attempt`.
+
+A trial that raises is recorded and the others go on. If a worker process dies, the pool is lost,
+and with it every trial that had begun: these are run again, one at a time, each in a process of its
+own. The one that kills its process again is recorded as failed; then the pool goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import joblib
@@ -22,22 +25,21 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from credo import storage
-from credo.errors import DataError, FileFormatError
-from credo.train.folder import environment
+from credo.errors import DataError
+from credo.sweep import engines
+from credo.sweep.attempt import (
+    Board,
+    Function,
+    Outcome,
+    attempt,
+    is_running,
+    stored_error,
+    stored_result,
+    write_error,
+)
 from credo.types import Json
 
-Function = Callable[[Json, Path | None], Json]
-"""``function(trial, folder)`` → result; both are JSON, and ``folder`` is the trial's own."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one trial: a ``result``, or else the text of its ``error``."""
-
-    trial: Json
-    result: Json | None
-    error: str | None = None
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def run_many(
@@ -47,13 +49,21 @@ def run_many(
     folder: str | Path | None = None,
     describe: Callable[[Json], str] = lambda trial: "trial",
     progress: bool = True,
+    *,
+    engine: engines.EngineName = "local",
+    isolated: bool = False,
+    notice: Callable[[Outcome], str] | None = None,
 ) -> list[Outcome]:
     """Call ``function`` on every trial, ``jobs`` at a time, and return the outcomes in order.
 
     A trial is a dictionary of settings. With a ``folder`` its result is kept there under a hash of
-    the settings, and a later call does not repeat it. A trial that raises is recorded and the
-    others go on; it is tried again by a later call. ``jobs=None`` is one process per core; torch
-    gets an equal share of the cores in each. ``describe`` gives a short label for folder and bar.
+    the settings, and a later call does not repeat it; what another sweep is running in the same
+    folder is waited for. A trial that raises is recorded and the others go on; it is tried again
+    by a later call. ``jobs=None`` is one process per core; torch gets an equal share of the cores
+    in each. ``describe`` gives a short label for folder and bar.
+
+    ``engine``: "local" processes, "ray" or "dask". ``isolated``: with ``jobs=1``, too, in a process
+    that may die. ``notice``: called with each outcome as it comes; returns the bar's text.
 
     >>> def square(trial, folder):
     ...     return {"square": trial["x"] ** 2}
@@ -63,28 +73,19 @@ def run_many(
     if jobs is not None and jobs < 1:
         raise DataError(f"jobs={jobs} must be at least 1, or None for one process per core")
     places = [_place(trial, folder, describe) for trial in trials]
-    outcomes = {i: Outcome(trials[i], stored) for i, stored in _finished(places)}
+    stored = {i: stored_result(place) for i, place in enumerate(places)}
+    outcomes = {i: Outcome(trials[i], r) for i, r in stored.items() if r is not None}
     waiting = [i for i in range(len(trials)) if i not in outcomes]
     jobs = min(jobs or joblib.cpu_count(), max(1, len(waiting)))
-    # Never more than the caller allowed, by OMP_NUM_THREADS or torch.set_num_threads: two runs
-    # beside each other that each take all cores wait for one another at every operation.
-    threads = max(1, min(torch.get_num_threads(), joblib.cpu_count() // jobs))
-    calls = [joblib.delayed(_attempt)(function, trials[i], places[i], threads) for i in waiting]
-    with _bar(progress, len(trials), len(outcomes)) as advance:
-        try:
-            finished = joblib.Parallel(n_jobs=jobs, return_as="generator")(calls)
-            for i, outcome in zip(waiting, finished, strict=True):
-                outcomes[i] = outcome
-                advance(describe(trials[i]))
-        except BrokenProcessPool as error:
-            # Which trial killed its process is not known: all that had not reported are affected.
-            text = f"a worker process died, perhaps for want of memory: {error}"
-            lost = [i for i in waiting if i not in outcomes]
-            outcomes |= {i: Outcome(trials[i], None, text) for i in lost}
-            # A trial that finished while another died has its result on disk.
-            outcomes |= {
-                i: Outcome(trials[i], stored) for i, stored in _finished(places) if i in lost
-            }
+    notice = notice or (lambda outcome: f"{describe(outcome.trial)} done")
+    with bar(progress, len(trials)) as advance:
+        for i in sorted(outcomes):
+            advance(notice(outcomes[i]))
+        if waiting:
+            with engines.start(engine, jobs, isolated) as pool, tempfile.TemporaryDirectory() as at:
+                crew = _Crew(function, trials, places, jobs, pool, Board(Path(at)),
+                             lambda outcome: advance(notice(outcome)), outcomes)  # fmt: skip
+                crew.finish(waiting)
     return [outcomes[i] for i in range(len(trials))]
 
 
@@ -97,6 +98,115 @@ def trial_key(trial: Json) -> str:
     return hashlib.sha256(json.dumps(trial, sort_keys=True).encode()).hexdigest()[:12]
 
 
+@dataclass
+class _Crew:
+    """The trials of one call of `run_many`, and how they are brought to an end."""
+
+    function: Function
+    trials: Sequence[Json]
+    places: Sequence[Path | None]
+    jobs: int
+    pool: engines.Pool
+    board: Board
+    tell: Callable[[Outcome], None]
+    outcomes: dict[int, Outcome]
+    _noting: threading.Lock = field(default_factory=threading.Lock)
+
+    def finish(self, waiting: list[int]) -> None:
+        """Until every trial has an outcome."""
+        while waiting:
+            error = self._pass(waiting, self.jobs)
+            left = self._without_outcome(waiting)
+            if error is not None:
+                suspects = sorted(self.board.begun() & set(left))
+                if not suspects and len(left) == len(waiting):
+                    raise error  # nothing was begun, so no trial is to blame
+                for i in suspects:
+                    self._alone(i, error)
+            elif left:
+                self._wait_for_others(left)
+            waiting = self._without_outcome(waiting)
+
+    def _pass(self, indices: Sequence[int], at_once: int) -> Exception | None:
+        """Hand the trials to the pool; returns the error that broke it, if one did."""
+        # Never more than the caller allowed, by OMP_NUM_THREADS or torch.set_num_threads: two runs
+        # beside each other that each take all cores wait for one another at every operation.
+        threads = max(1, min(torch.get_num_threads(), joblib.cpu_count() // self.jobs))
+        for i in indices:
+            self.board.forget(i)
+        calls = [
+            joblib.delayed(attempt)(
+                self.function, self.trials[i], self.places[i], threads, self.board, i
+            )
+            for i in indices
+        ]
+        with self._watching():
+            try:
+                # Trials catch their own errors, so what comes out of here is the engine's.
+                for i, outcome in zip(indices, self.pool(calls, at_once), strict=True):
+                    self._note(i, outcome)
+            except Exception as error:
+                return error
+        return None
+
+    def _alone(self, i: int, first: Exception) -> None:
+        """Run a trial that had begun when the pool broke; it is guilty if the pool breaks again."""
+        again = self._pass([i], at_once=1)
+        if again is None or i in self.outcomes:
+            return
+        text = (
+            "a worker process died while it ran this trial, and another one when it was tried "
+            f"again by itself, perhaps for want of memory ({again or first})"
+        )
+        write_error(self.places[i], text + "\n")
+        self._note(i, Outcome(self.trials[i], None, text))
+
+    def _wait_for_others(self, indices: Sequence[int]) -> None:
+        """Until one of the trials that another sweep has claimed is free; take what it left."""
+        while True:
+            free = [i for i in indices if (p := self.places[i]) is None or not is_running(p)]
+            for i in free:
+                result, error = stored_result(self.places[i]), stored_error(self.places[i])
+                if result is not None or error is not None:
+                    self._note(
+                        i, Outcome(self.trials[i], result, error if result is None else None)
+                    )
+            if free:
+                return
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _without_outcome(self, indices: Sequence[int]) -> list[int]:
+        return [i for i in indices if i not in self.outcomes]
+
+    def _note(self, i: int, outcome: Outcome) -> None:
+        with self._noting:
+            if outcome.known and i not in self.outcomes:
+                self.outcomes[i] = outcome
+                self.tell(outcome)
+
+    def _look(self) -> None:
+        for i, outcome in self.board.take().items():
+            self._note(i, outcome)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Note outcomes as the board shows them: not every engine hands results over one by one."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(SECONDS_BETWEEN_LOOKS):
+                self._look()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+            self._look()
+
+
 def _place(trial: Json, folder: str | Path | None, describe: Callable[[Json], str]) -> Path | None:
     if folder is None:
         return None
@@ -104,53 +214,14 @@ def _place(trial: Json, folder: str | Path | None, describe: Callable[[Json], st
     return Path(folder) / f"{label}-{trial_key(trial)}"
 
 
-def _finished(places: Iterable[Path | None]) -> Iterator[tuple[int, Json]]:
-    """The results that are on disk already."""
-    for index, place in enumerate(places):
-        path = None if place is None else place / "result.json"
-        if path is None or not path.exists():
-            continue
-        try:
-            yield index, json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FileFormatError(
-                f"{path} can't be read ({error}); delete it, and the trial will be run again"
-            ) from error
-
-
-def _attempt(function: Function, trial: Json, place: Path | None, threads: int) -> Outcome:
-    """One trial, in whatever process joblib chose; never raises on the trial's account."""
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        if place is not None:
-            _write(place / "config.json", trial)
-            _write(place / "env.json", environment())
-        result = function(trial, place)
-        if place is not None:
-            _write(place / "result.json", result)
-            (place / "error.txt").unlink(missing_ok=True)
-        return Outcome(trial, result)
-    except Exception as error:
-        if place is not None:
-            storage.write_atomically(place / "error.txt", traceback.format_exc().encode())
-        return Outcome(trial, None, f"{type(error).__name__}: {error}")
-    finally:
-        torch.set_num_threads(threads_before)
-
-
-def _write(path: Path, content: Json) -> None:
-    storage.write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
 @contextmanager
-def _bar(show: bool, total: int, completed: int) -> Iterator[Callable[[str], None]]:
+def bar(show: bool, total: int) -> Iterator[Callable[[str], None]]:
     """A function that says a trial is done: on a progress bar on stderr, or to nobody."""
     if not show:
-        yield lambda label: None
+        yield lambda text: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("running", total=total, completed=completed)
-        yield lambda label: bar.update(task, advance=1, description=f"{label} done")
+        task = bar.add_task("running", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)

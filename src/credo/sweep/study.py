@@ -1,0 +1,195 @@
+r"""A study: what is searched, what a trial computes, and which of its numbers counts.
+
+<folder>/<label>-<key>/     one trial: see `credo.sweep.attempt`; its ``config.json`` has the
+                            study's name, the trial's number, the seed and the settings
+         space.json         the space searched last
+         trials.csv, trials.jsonl    all trials in one table: see `credo.sweep.table`
+
+Trial i of a random search is a function of (seed, i) alone, so asking for more trials goes on where
+fewer ended. A failed trial, one whose objective is not finite included, is recorded and costs
+nothing but itself.
+
+    >>> from credo.sweep import Space, Study, Uniform, run_study
+    >>> def bowl(settings, seed, folder):
+    ...     return {"loss": (settings["x"] - 1) ** 2}
+    >>> study = Study("bowl", "A parabola.", Space({"x": Uniform(-3, 3)}), bowl, objective="loss")
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = run_study(study, 7, folder, sampler="grid", jobs=1, isolated=False,
+    ...                       progress=False)
+    >>> found.best.trial["settings"]
+    {'x': 1.0}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import joblib
+
+from credo import storage
+from credo.errors import DataError, NonFiniteError
+from credo.sweep import engines, table
+from credo.sweep.attempt import Outcome
+from credo.sweep.many import bar, run_many
+from credo.sweep.samplers import SamplerName, make_sampler
+from credo.sweep.space import Space
+from credo.types import Json
+
+Direction = Literal["minimize", "maximize"]
+
+SECONDS_BETWEEN_TABLES = 10.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """``run(settings, seed, folder)`` → numbers, of which ``objective`` is to be small or large.
+
+    ``about`` says in a sentence what is searched and why.
+    """
+
+    name: str
+    about: str
+    space: Space
+    run: Callable[[Json, int, Path], Json]
+    objective: str
+    direction: Direction = "minimize"
+
+
+@dataclass
+class Findings:
+    """The outcomes of a sweep in the order of its trials; `best` is the one to keep."""
+
+    study: Study
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def best(self) -> Outcome | None:
+        """The trial with the best objective; None while none is finished."""
+        return next(iter(self.ranked()), None)
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The trials that have an error instead of a result."""
+        return [o for o in self.outcomes if o.result is None]
+
+    def ranked(self) -> list[Outcome]:
+        """The finished trials, best first."""
+        sign = 1 if self.study.direction == "minimize" else -1
+        finished = [o for o in self.outcomes if o.result is not None]
+        return sorted(finished, key=lambda o: sign * value_of(self.study, o))
+
+
+def value_of(study: Study, outcome: Outcome) -> float:
+    """The objective of a finished trial."""
+    assert outcome.result is not None
+    return float(outcome.result[study.objective])
+
+
+def run_study(
+    study: Study,
+    trials: int,
+    folder: str | Path,
+    *,
+    sampler: SamplerName = "random",
+    engine: engines.EngineName = "local",
+    jobs: int | None = None,
+    seed: int = 0,
+    isolated: bool = True,
+    progress: bool = True,
+) -> Findings:
+    """Run the study's trials, those not finished yet, and return all of them.
+
+    ``sampler``: "random", "grid" (at most ``trials`` points) or "optuna". ``seed`` is that of the
+    sampler and of every trial, so that trials differ by their settings alone. ``isolated=False``
+    with ``jobs=1`` saves the start of a worker process; a trial that dies then ends the sweep.
+    """
+    if trials < 1:
+        raise DataError(f"trials={trials} must be at least 1")
+    if jobs is not None and jobs < 1:
+        raise DataError(f"jobs={jobs} must be at least 1, or None for one process per core")
+    folder = Path(folder)
+    source = make_sampler(sampler, study.space, study.direction, trials, seed)
+    jobs = jobs or joblib.cpu_count()
+    findings = Findings(study)
+    standing = _Standing(study, folder)
+    text = json.dumps(study.space.to_json(), indent=2) + "\n"
+    storage.write_atomically(folder / "space.json", text.encode())
+    try:
+        with bar(progress, source.trials) as advance, engines.start(engine, jobs, isolated):
+            while proposed := source.ask(jobs):
+                first = len(findings.outcomes)
+                batch = [
+                    {"study": study.name, "number": first + i, "seed": seed, "settings": settings}
+                    for i, settings in enumerate(proposed)
+                ]
+                found = run_many(
+                    partial(run_trial, study), batch, jobs, folder, _label, progress=False,
+                    engine=engine, isolated=isolated,
+                    notice=lambda outcome: _tell(advance, standing.note(outcome)),
+                )  # fmt: skip
+                findings.outcomes += found
+                source.tell([None if o.result is None else value_of(study, o) for o in found])
+    finally:
+        table.rebuild(folder)
+    return findings
+
+
+def run_trial(study: Study, trial: Json, folder: Path | None) -> Json:
+    """One trial, in any process: the study's numbers, and the seconds they took."""
+    assert folder is not None
+    started = time.monotonic()
+    result = study.run(trial["settings"], trial["seed"], folder)
+    value = result.get(study.objective)
+    if not isinstance(value, int | float):
+        raise DataError(f"the trial returned no number {study.objective!r}, but {sorted(result)}")
+    if not math.isfinite(value):
+        raise NonFiniteError(f"the objective {study.objective} is {value}")
+    return {**result, "seconds": time.monotonic() - started}
+
+
+def _label(trial: Json) -> str:
+    return f"trial-{trial['number']:04d}"
+
+
+def _tell(advance: Callable[[str], None], text: str) -> str:
+    advance(text)
+    return text
+
+
+@dataclass
+class _Standing:
+    """The best so far, for the bar; and the table, renewed now and then."""
+
+    study: Study
+    folder: Path
+    best: Outcome | None = None
+    failed: int = 0
+    written_at: float = -math.inf
+
+    def note(self, outcome: Outcome) -> str:
+        """Take an outcome in; the bar's text."""
+        if outcome.result is None:
+            self.failed += 1
+        elif self.best is None or self._better(outcome, self.best):
+            self.best = outcome
+        if time.monotonic() - self.written_at > SECONDS_BETWEEN_TABLES:
+            table.rebuild(self.folder)
+            self.written_at = time.monotonic()
+        parts = [f"{self.study.name}: no trial finished yet"]
+        if self.best is not None:
+            value = value_of(self.study, self.best)
+            number = self.best.trial["number"]
+            parts = [f"best {self.study.objective} {value:.5g} (trial {number})"]
+        return " · ".join([*parts, *([f"{self.failed} failed"] if self.failed else [])])
+
+    def _better(self, outcome: Outcome, than: Outcome) -> bool:
+        ours, theirs = value_of(self.study, outcome), value_of(self.study, than)
+        return ours < theirs if self.study.direction == "minimize" else ours > theirs
