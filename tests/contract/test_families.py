@@ -28,7 +28,15 @@ from credo.families import (
     LowRankGaussian,
     SignBernoulli,
 )
-from credo.priors import Laplace, Normal, ScaleMixture
+from credo.priors import (
+    ElasticNet,
+    GroupLasso,
+    Laplace,
+    Normal,
+    RadialTabulated,
+    ScaleMixture,
+    Tabulated,
+)
 from credo.types import FlatDistribution, Prior, Segment
 
 P = 6
@@ -83,6 +91,8 @@ FAMILIES: dict[str, Callable[[torch.dtype], Family]] = {
         numbers(5, P).to(dtype), torch.tensor([1, 2, 0, 4, 5], dtype=dtype)
     ),
 }
+QUARTIC = tuple(-((0.025 * i - 3.0) ** 4) for i in range(241))
+"""The table of −x⁴, whose slope and curvature at 3 are both −108."""
 PRIORS: dict[str, Prior] = {
     "normal": Normal(0.5, mean=-0.3),
     "fan-in": Normal.fan_in(gain=2.0),
@@ -93,6 +103,12 @@ PRIORS: dict[str, Prior] = {
     "laplace by fan-in": Laplace(priors.scales.FanIn()),
     "mixture": ScaleMixture(0.25, 1.0, 0.1),
     "spike and slab": ScaleMixture.spike_and_slab(),
+    "group lasso": GroupLasso(0.5),
+    "transposed group lasso": GroupLasso.fan_in(gain=2.0, groups="outgoing"),
+    "elastic net": ElasticNet(0.5, l1_ratio=0.2),
+    "elastic net by fan-in": ElasticNet.fan_in(),
+    "tabulated": Tabulated(-3.0, 0.025, QUARTIC, left=(-108.0, -108.0), right=(-108.0, -108.0)),
+    "tabulated by radius": RadialTabulated(2, 0.025, QUARTIC[120:], right=(-108.0, -108.0)),
 }
 DTYPES = [torch.float32, torch.float64]
 
@@ -383,6 +399,10 @@ def test_a_prior_over_nothing_is_a_named_error(prior: Prior) -> None:
         (lambda: ScaleMixture(pi=1.0), "strictly between 0 and 1"),
         (lambda: ScaleMixture(scale1=0.0), "scale1"),
         (lambda: ScaleMixture(scale2=math.nan), "scale2"),
+        (lambda: GroupLasso(-1.0), "scale"),
+        (lambda: GroupLasso(groups="sideways"), "'sideways'.*incoming"),
+        (lambda: ElasticNet(l1_ratio=0.0), "l1_ratio"),
+        (lambda: ElasticNet(l1_ratio=1.0), r"strictly between 0 and 1.*Laplace"),
         (lambda: priors.from_config({"type": "Cauchy"}), "'Cauchy'.*Laplace, Normal"),
         (lambda: priors.from_config({}), "None"),
         (lambda: priors.from_config({"type": "Normal", "width": 1.0}), "width"),

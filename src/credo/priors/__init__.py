@@ -9,24 +9,50 @@ from __future__ import annotations
 
 from credo.errors import DataError, UnsupportedError
 from credo.families import FAMILIES
+from credo.priors.conclusion import NoPrior
+from credo.priors.elastic_net import ElasticNet, FlatElasticNet
+from credo.priors.group import FlatGroupLasso, GroupLasso
 from credo.priors.laplace import FlatLaplace, Laplace
 from credo.priors.normal import Normal
+from credo.priors.penalty import from_penalty
+from credo.priors.penalty_of import penalty_of
 from credo.priors.scale_mixture import FlatScaleMixture, ScaleMixture
 from credo.priors.scales import scale_from_config
+from credo.priors.tabulated import FlatRadial, FlatTabulated, RadialTabulated, Tabulated
 from credo.types import Json, Prior
 
 __all__ = [
     "PRIORS",
+    "ElasticNet",
+    "FlatElasticNet",
+    "FlatGroupLasso",
     "FlatLaplace",
+    "FlatRadial",
     "FlatScaleMixture",
+    "FlatTabulated",
+    "GroupLasso",
     "Laplace",
+    "NoPrior",
     "Normal",
+    "RadialTabulated",
     "ScaleMixture",
+    "Tabulated",
     "from_config",
+    "from_penalty",
+    "penalty_of",
 ]
 
 PRIORS: dict[str, type[Prior]] = {
-    prior.__name__: prior for prior in (Laplace, Normal, ScaleMixture)
+    prior.__name__: prior
+    for prior in (
+        ElasticNet,
+        GroupLasso,
+        Laplace,
+        Normal,
+        RadialTabulated,
+        ScaleMixture,
+        Tabulated,
+    )
 }
 """Every prior rule by the name its config has."""
 
