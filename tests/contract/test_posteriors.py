@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:per-example gradients of these:UserWarning"),
     pytest.mark.filterwarnings("ignore:Jacobians of these:UserWarning"),
     pytest.mark.filterwarnings("ignore:the network does not look trained:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the chains disagree:UserWarning"),
 ]
 
 METHODS = {
@@ -36,6 +37,8 @@ METHODS = {
     "Laplace kron": lambda: credo.Laplace(),
     "Laplace diag": lambda: credo.Laplace(structure="diag", curvature="fisher"),
     "Laplace last layer": lambda: credo.Laplace(structure="full", subset="last_layer"),
+    "HMC": lambda: credo.HMC(leapfrog=2, warmup=1, chains=2),
+    "SGLD": lambda: credo.SGLD(warmup=1, thin=1, chains=2),
     "Laplace low rank": lambda: credo.Laplace(structure="low_rank", rank=5),
 }
 LIKELIHOOD = credo.likelihoods.Categorical()

@@ -21,6 +21,7 @@ from credo.metrics.calibration import (
     ece_floor,
     reliability,
 )
+from credo.metrics.chains import effective_sample_size, r_hat
 from credo.metrics.ood import aupr, auroc, fpr95
 from credo.metrics.scoring import (
     accuracy,
@@ -52,10 +53,12 @@ __all__ = [
     "crps_gaussian",
     "ece",
     "ece_floor",
+    "effective_sample_size",
     "fpr95",
     "gaussian_nll",
     "gibbs_nll",
     "nll",
+    "r_hat",
     "reliability",
     "retention",
     "rmse",
