@@ -1,0 +1,16 @@
+"""Helpers around training: choosing what a method can't know by itself."""
+
+from credo.tools.diagnosis import Diagnosis, diagnose
+from credo.tools.rate_range import RateRange, lr_range_test
+from credo.tools.robust_sgd import RobustRates, robust_rates
+from credo.tools.temperature_tuning import tune_temperature
+
+__all__ = [
+    "Diagnosis",
+    "RateRange",
+    "RobustRates",
+    "diagnose",
+    "lr_range_test",
+    "robust_rates",
+    "tune_temperature",
+]

@@ -1,0 +1,71 @@
+"""Examples to train on and examples to judge by: given, one split, or folds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from credo.errors import DataError
+from credo.model import Model, map_inputs
+from credo.noise import key_to_seed
+from credo.train.feed import TensorFeed, make_feed
+
+SPLIT_STREAM = 3
+"""Keeps the split's random numbers apart from those of `fit`'s data order and dropout."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Data for `credo.fit`, data to score, and how many examples each has."""
+
+    train: Any
+    held_out: Any
+    num_data: int
+    num_held_out: int
+
+
+def splits(
+    model: Model,
+    data: Any,
+    batch_size: int,
+    val_data: Any,
+    val_share: float,
+    folds: int | None,
+    seed: int,
+) -> list[Split]:
+    """``val_data`` if there is any, else a share of the data, else each of the folds in turn."""
+    feed = make_feed(data, batch_size, model)
+    if val_data is not None:
+        held_out = make_feed(val_data, batch_size, model)
+        return [Split(data, val_data, feed.num_data, held_out.num_data)]
+    if isinstance(data, DataLoader):
+        raise DataError(
+            "a DataLoader can't be split: give the dataset that it draws from, or val_data"
+        )
+    count = feed.num_data
+    size = round(val_share * count) if folds is None else count // folds
+    if size < 1 or count - size < 1:
+        how = f"val_share={val_share}" if folds is None else f"folds={folds}"
+        raise DataError(
+            f"{count} examples are too few for {how}: a part would be empty. Give more, or val_data"
+        )
+    generator = torch.Generator().manual_seed(key_to_seed(seed, SPLIT_STREAM))
+    order = torch.randperm(count, generator=generator)
+    parts = [order[:size]] if folds is None else list(order.tensor_split(folds))
+    found = []
+    for part in parts:
+        rest = order[~torch.isin(order, part)]
+        train, held_out = (_rows(feed, data, rows) for rows in (rest, part))
+        found.append(Split(train, held_out, len(rest), len(part)))
+    return found
+
+
+def _rows(feed: Any, data: Any, rows: Tensor) -> Any:
+    if isinstance(feed, TensorFeed):
+        rows = rows.to(feed.targets.device)
+        return map_inputs(lambda x: x[rows], feed.inputs), feed.targets[rows]
+    return Subset(data, rows.tolist())

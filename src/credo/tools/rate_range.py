@@ -1,0 +1,245 @@
+r"""Which learning rate? Raise it step by step through seven decades and watch the loss.
+
+    α_t = start·(stop/start)^(t/(T−1)),        t = 0 … T−1
+
+====== ============ ====================================================================
+symbol argument     meaning
+====== ============ ====================================================================
+α      ``start``,   the rate of the means, or the only one; that of the scales keeps its
+       ``stop``     ratio to it
+T      ``steps``    steps at most; the test ends where training diverges
+====== ============ ====================================================================
+
+The loss is the batch's NLL, smoothed by a running mean that keeps 0.9 and is corrected for its
+start. At rates too low it stays where it was, then it falls, then it rises again. It has diverged
+when it is above its start by as much as it had fallen below, and by more than the noise of
+batches explains; or when it is not a number.
+
+The suggestion is a tenth of the rate where the smoothed loss is lowest, the rule of document 003.
+On the embedded digits (64-64-10, 8 epochs, test NLL) it beat rates half a decade below and above
+for SGD, VI, VariationalLaplace, IVON and Vadam, and was next to the best for Adam. The other rule
+in use, `RateRange.steepest`, the rate at which the loss falls fastest for each decade, was too high
+for most. VOGN's curvature needs more than a hundred steps to form: its rate came out more than
+a decade too high. If the lowest loss is at ``stop``, the best rate lies beyond it: raise ``stop``.
+
+The network is left exactly as it was: weights, buffers, learned noise, mode, random numbers.
+
+    >>> import torch, credo
+    >>> x = torch.randn(256, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    >>> model = credo.Model(net, credo.likelihoods.Categorical())
+    >>> found = credo.lr_range_test(model, credo.VI(), (x, y), progress=False)
+    >>> 1e-4 < found.suggestion < 1
+    True
+
+Reference: L. Smith, "Cyclical learning rates for training neural networks", 2017; document 003.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from credo.checks import positive
+from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
+from credo.model import Model
+from credo.noise import key_to_seed
+from credo.train.feed import Feed, make_feed, to_device
+from credo.train.progress import reporter
+from credo.types import Batch, Method
+
+KEPT = 0.9
+"""What the running mean keeps: it looks back over ten steps, less than a decade of rates."""
+FEWEST_STEPS = 20
+
+
+@dataclass(frozen=True)
+class RateRange:
+    """What `lr_range_test` saw: the ``rates`` it tried and the smoothed ``losses`` after them.
+
+    ``diverged``: the rate at which training came apart, None if it held to the end.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    diverged: float | None
+
+    @property
+    def lowest(self) -> float:
+        """The rate where the smoothed loss is lowest."""
+        return self.rates[self.losses.index(min(self.losses))]
+
+    @property
+    def steepest(self) -> float:
+        """The rate, up to that of the lowest loss, where the loss falls fastest per decade."""
+        end = self.losses.index(min(self.losses))
+        # Over a tenth of the run: neighbouring losses differ by less than their noise.
+        width = max(1, len(self.losses) // 10)
+        falls = {
+            i: self.losses[max(0, i - width)] - self.losses[i] for i in range(1, max(2, end + 1))
+        }
+        return self.rates[max(falls, key=falls.__getitem__)]
+
+    @property
+    def suggestion(self) -> float:
+        """A rate to train with: a tenth of `lowest`."""
+        return self.lowest / 10
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw loss against rate, with the suggestion marked; the file's name says the format."""
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(self.rates, self.losses, color="#0072B2")
+        for rate, style, label in (
+            (self.suggestion, "-", "suggestion"),
+            (self.steepest, "--", "steepest"),
+            (self.diverged, ":", "diverged"),
+        ):
+            if rate is not None:
+                axes.axvline(rate, color="#222222", linestyle=style, linewidth=1,
+                             label=f"{label} {rate:.2g}")  # fmt: skip
+        # What follows the divergence would press the rest of the curve flat.
+        low, start = min(self.losses), self.losses[0]
+        if start > low:
+            axes.set_ylim(low - 0.1 * (start - low), start + 1.1 * (start - low))
+        axes.set(xscale="log", xlabel="learning rate", ylabel="smoothed NLL of a batch")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+        return path
+
+
+def lr_range_test(
+    model: Model,
+    method: Method,
+    data: Any,
+    *,
+    start: float = 1e-6,
+    stop: float = 10.0,
+    steps: int = 100,
+    batch_size: int = 128,
+    seed: int = 0,
+    num_data: int | None = None,
+    progress: bool = True,
+) -> RateRange:
+    """Train for a hundred steps at rising rates, put everything back, and say what was seen.
+
+    ``method`` is any that trains by an optimizer (MAP, VI, VariationalLaplace, VOGN, IVON, Vadam);
+    its own ``lr`` only sets the ratio to the scales' rate. ``data`` is what `credo.fit` takes.
+    """
+    if not positive("start", start) < positive("stop", stop):
+        raise DataError(f"start={start} must be less than stop={stop}")
+    if steps < FEWEST_STEPS:
+        raise DataError(f"steps={steps} are too few to see a curve; take {FEWEST_STEPS} or more")
+    feed = make_feed(data, batch_size, model, num_data)
+    feed.check(model)
+    rates = [start * (stop / start) ** (t / (steps - 1)) for t in range(steps)]
+    with _left_as_it_was(model), reporter(progress, 1, steps) as report:
+        torch.manual_seed(key_to_seed(seed, 2))
+        state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
+        state.clock.num_batches = feed.num_batches
+        ratios = _ratios(state)
+        model.net.train()
+        curve = _Curve(first=steps // 10)
+        for rate, batch in zip(rates, _batches(model, feed, seed), strict=False):
+            for group, ratio in zip(state.optimizer.param_groups, ratios, strict=True):
+                group["lr"] = rate * ratio
+            try:
+                state, info = method.update(state, batch)
+            except NonFiniteError:
+                curve.diverged = True
+            else:
+                curve.add(info.nll)
+            if curve.diverged:
+                break
+            report.step(0, len(curve.smooth), curve.smooth[-1])
+    if len(curve.smooth) < 2:
+        raise ConvergenceError(
+            f"training diverged at its first steps, at a rate of {start}: lower start, and look at "
+            "the scale of inputs and targets"
+        )
+    tried = len(curve.smooth)
+    return RateRange(
+        tuple(rates[:tried]),
+        tuple(curve.smooth),
+        rates[min(tried, steps - 1)] if curve.diverged else None,
+    )
+
+
+class _Curve:
+    """The smoothed loss so far, and whether it has come apart."""
+
+    def __init__(self, first: int) -> None:
+        self.losses: list[float] = []
+        self.smooth: list[float] = []
+        self.diverged = False
+        self._first = first
+        self._sum = 0.0
+
+    def add(self, loss: float) -> None:
+        self.losses.append(loss)
+        self._sum = KEPT * self._sum + (1 - KEPT) * loss
+        self.smooth.append(self._sum / (1 - KEPT ** len(self.losses)))
+        if len(self.losses) <= self._first:
+            return
+        beginning = self.losses[: self._first]
+        level, noise = fmean(beginning), stdev(beginning)
+        fallen = max(0.0, level - min(self.smooth))
+        # NLLs of densities may be negative, so multiples of the lowest loss would mean nothing.
+        self.diverged = self.smooth[-1] > level + max(fallen, 4 * noise)
+
+
+def _ratios(state: Any) -> list[float]:
+    """Each group's rate as a multiple of that of the means."""
+    optimizer = getattr(state, "optimizer", None)
+    if optimizer is None or "lr" not in optimizer.param_groups[0]:
+        raise UnsupportedError(
+            "a learning-rate range test needs a method that trains by an optimizer; this one does "
+            "not. Use it with MAP, VI, VariationalLaplace, VOGN, IVON or Vadam"
+        )
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return [rate / rates[0] for rate in rates]
+
+
+def _batches(model: Model, feed: Feed, seed: int) -> Iterator[Batch]:
+    device = model.flat.vector.device
+    for epoch in count():
+        empty = True
+        for batch in feed.batches(seed, epoch):
+            empty = False
+            yield to_device(batch, device)
+        if empty:
+            raise DataError("the training data yielded no batches")
+
+
+@contextmanager
+def _left_as_it_was(model: Model) -> Iterator[None]:
+    """Weights, buffers, learned noise, modes and torch's random numbers."""
+    weights = model.flat.vector.clone()
+    kept = [*model.buffers().values(), *model.noise_parameters()]
+    copies = [tensor.detach().clone() for tensor in kept]
+    modes = {module: module.training for module in model.net.modules()}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with model.flat.writing() as vector:
+            vector.copy_(weights)
+        with torch.no_grad():
+            for tensor, copy in zip(kept, copies, strict=True):
+                tensor.copy_(copy)
+        for module, training in modes.items():
+            module.training = training
+        for parameter in (*model.net.parameters(), *model.noise_parameters()):
+            parameter.grad = None

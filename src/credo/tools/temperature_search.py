@@ -1,0 +1,145 @@
+"""What `credo.tune_temperature` found: every value it tried, the best, and its posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from credo.objectives.temperature import Balanced
+from credo.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class TemperatureRow:
+    """One temperature: how it was asked for, what it was, and its scores on held-out examples.
+
+    ``eta`` is the weight of the KL, ``tau`` that of `credo.Balanced` (None if η was asked for).
+    ``nll`` is per example, ``ece`` and ``accuracy`` are None unless it is a classifier.
+    ``seconds`` and ``epochs`` of training; after cross-validation sums over the folds, where the
+    scores are means. ``train_nll`` is that expected under q in the last epoch, None without any.
+    """
+
+    tau: float | None
+    eta: float
+    nll: float
+    ece: float | None
+    accuracy: float | None
+    seconds: float
+    epochs: int
+    train_nll: float | None
+
+    @property
+    def name(self) -> str:
+        """τ or η with its value."""
+        return f"η = {self.eta:.3g}" if self.tau is None else f"τ = {self.tau:.3g}"
+
+
+@dataclass(frozen=True)
+class TemperatureSearch:
+    """All ``rows`` from the smallest temperature up, and the ``posterior`` at the best one.
+
+    ``temperature`` is the best one as a method takes it. ``cost`` is the training of the whole
+    search, ``refit`` included, in units of one training of ``epochs`` epochs on the same examples.
+    ``doubts`` are the reasons not to trust the choice: a best value at an end of the grid, training
+    that had not converged.
+    """
+
+    rows: tuple[TemperatureRow, ...]
+    best_index: int
+    temperature: float | Balanced
+    posterior: Posterior
+    cost: float
+    folds: int | None
+    refitted: bool
+    doubts: tuple[str, ...]
+
+    @property
+    def best(self) -> TemperatureRow:
+        """The row with the lowest NLL."""
+        return self.rows[self.best_index]
+
+    def __str__(self) -> str:
+        classifies = self.best.accuracy is not None
+        heads = ["τ", "η", "NLL", *(["ECE", "accuracy"] if classifies else []), "seconds", ""]
+        table = [heads]
+        for index, row in enumerate(self.rows):
+            scores = [row.nll, *((row.ece, row.accuracy) if classifies else ())]
+            tau = "" if row.tau is None else f"{row.tau:.3g}"
+            best = "← best" if index == self.best_index else ""
+            numbers = [f"{math.nan if score is None else score:.4f}" for score in scores]
+            table.append([tau, f"{row.eta:.3g}", *numbers, f"{row.seconds:.1f}", best])
+        widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if cell.startswith("←") else cell.rjust(width)
+                for cell, width in zip(line, widths, strict=True)
+            ).rstrip()
+            for line in table
+        ]
+        where = f"{self.folds} folds" if self.folds else "a held-out part"
+        after = ", the posterior trained anew on all data" if self.refitted else ""
+        lines.append(f"Scored on {where}; cost {self.cost:.2g} trainings{after}.")
+        return "\n".join([*lines, *(f"Warning: {doubt}." for doubt in self.doubts)])
+
+    def plot(self, path: str | Path) -> Path:
+        """A picture of NLL, and for a classifier ECE and accuracy, against the temperature."""
+        from matplotlib.figure import Figure  # a search without a picture should not wait for it
+        from matplotlib.ticker import NullFormatter
+
+        panels = {"nll": "held-out NLL", "ece": "ECE", "accuracy": "accuracy"}
+        shown = [key for key in panels if getattr(self.best, key) is not None]
+        balanced = self.best.tau is not None
+        x = [row.eta if row.tau is None else row.tau for row in self.rows]
+        figure = Figure(figsize=(3.3 * len(shown), 2.9), layout="constrained")
+        for key, axes in zip(shown, figure.subplots(1, len(shown), squeeze=False)[0], strict=True):
+            y = [getattr(row, key) for row in self.rows]
+            axes.plot(x, y, "o-", color="#0072B2", markersize=4)
+            axes.plot(
+                x[self.best_index], y[self.best_index], "o", color="#D55E00", markersize=8,
+                label=f"best NLL, {self.best.name}",
+            )  # fmt: skip
+            axes.set(xscale="log", xlabel="τ" if balanced else "η", ylabel=panels[key])
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", color="#D9D9D9", linewidth=0.6)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", frameon=False)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+        return path
+
+
+def average(
+    tables: Sequence[Sequence[TemperatureRow]], sizes: Sequence[int]
+) -> list[TemperatureRow]:
+    """One table of several folds': scores weighted by the folds' sizes, times and epochs added.
+
+    >>> fold = [TemperatureRow(0.1, 0.02, 1.0, None, None, 2.0, 5, 0.9)]
+    >>> other = [TemperatureRow(0.1, 0.02, 4.0, None, None, 2.0, 5, 0.9)]
+    >>> average([fold, other], [200, 100])[0].nll
+    2.0
+    """
+    total = sum(sizes)
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        if len(known) < len(sizes):
+            return None
+        return math.fsum(v * size for v, size in zip(known, sizes, strict=True)) / total
+
+    return [
+        TemperatureRow(
+            tau=rows[0].tau,
+            eta=math.fsum(row.eta for row in rows) / len(rows),
+            nll=mean([row.nll for row in rows]) or 0.0,
+            ece=mean([row.ece for row in rows]),
+            accuracy=mean([row.accuracy for row in rows]),
+            seconds=math.fsum(row.seconds for row in rows),
+            epochs=sum(row.epochs for row in rows),
+            train_nll=mean([row.train_nll for row in rows]),
+        )
+        for rows in zip(*tables, strict=True)
+    ]
