@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench import laplace, rule, squares, suites
+from bench import laplace, optimizers, rule, squares, suites, sweep
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -31,7 +31,9 @@ SUITES = {
     "prediction": suites.prediction,
     "memory": suites.memory,
     "rule": rule.adam_step,
+    "optimizers": optimizers.flat_step,
     "dense": rule.dense_step,
+    "sweep": sweep.many_runs,
 }
 
 

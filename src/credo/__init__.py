@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from credo import metrics as metrics
     from credo import optim as optim
     from credo import params as params
+    from credo import penalties as penalties
     from credo import priors as priors
+    from credo import schedules as schedules
+    from credo.methods import HMC as HMC
     from credo.methods import IVON as IVON
     from credo.methods import MAP as MAP
     from credo.methods import MLE as MLE
+    from credo.methods import SGLD as SGLD
     from credo.methods import VI as VI
     from credo.methods import VOGN as VOGN
     from credo.methods import Laplace as Laplace
@@ -36,12 +40,17 @@ if TYPE_CHECKING:
     from credo.posterior import load as load
     from credo.predictive import Predictive as Predictive
     from credo.smoothing import smooth as smooth
+    from credo.tools import diagnose as diagnose
+    from credo.tools import lr_range_test as lr_range_test
+    from credo.tools import tune_temperature as tune_temperature
     from credo.train import fit as fit
 
 _HOMES = {
+    "HMC": "methods",
     "IVON": "methods",
     "MAP": "methods",
     "MLE": "methods",
+    "SGLD": "methods",
     "VI": "methods",
     "VOGN": "methods",
     "Laplace": "methods",
@@ -51,11 +60,24 @@ _HOMES = {
     "Model": "model",
     "Posterior": "posterior",
     "Predictive": "predictive",
+    "diagnose": "tools",
     "fit": "train",
     "load": "posterior",
+    "lr_range_test": "tools",
     "smooth": "smoothing",
+    "tune_temperature": "tools",
 }
-_MODULES = ("data", "families", "likelihoods", "metrics", "optim", "params", "priors")
+_MODULES = (
+    "data",
+    "families",
+    "likelihoods",
+    "metrics",
+    "optim",
+    "params",
+    "penalties",
+    "priors",
+    "schedules",
+)
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

@@ -33,6 +33,22 @@ WrongCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
 INTERRUPTED = 130
 
 
+class Engine(StrEnum):
+    """Where the trials of a sweep run."""
+
+    local = "local"
+    ray = "ray"
+    dask = "dask"
+
+
+class Sampler(StrEnum):
+    """How a sweep chooses what to try."""
+
+    random = "random"
+    grid = "grid"
+    optuna = "optuna"
+
+
 class Preset(StrEnum):
     """How much an experiment computes."""
 
@@ -106,6 +122,31 @@ def run(
     from credo.experiments import commands
 
     commands.run(name=name, preset=preset.value, seeds=seeds, folder=folder, jobs=jobs)
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(help="A study, such as vi-digits.")],
+    trials: Annotated[int, typer.Option(help="How many settings to try.", min=1)] = 20,
+    engine: Annotated[
+        Engine, typer.Option(help="Processes of this machine, or a Ray or Dask cluster.")
+    ] = Engine.local,
+    jobs: Annotated[int, typer.Option(help="Trials to run at once.", min=1)] = 2,
+    sampler: Annotated[
+        Sampler, typer.Option(help="At random, on a grid, or where optuna expects the best.")
+    ] = Sampler.random,
+    folder: OutputFolder = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Same seed, same trials.", min=0)] = 0,
+    space: Annotated[
+        Path | None, typer.Option(help='JSON such as {"lr": {"loguniform": [1e-4, 1e-2]}}.')
+    ] = None,
+) -> None:
+    """Try many settings and rank them; finished trials are kept, failed ones are tried again."""
+    from credo.experiments import sweep_command
+
+    sweep_command.sweep(
+        name, trials, engine.value, jobs, sampler.value, folder=folder, seed=seed, space=space
+    )
 
 
 @app.command()

@@ -6,15 +6,17 @@ pyplot, so nothing here needs a display or changes matplotlib's global state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
@@ -68,6 +70,49 @@ def coloured(names: Iterable[str]) -> list[tuple[str, str]]:
 def faint_grid(axes: Axes) -> None:
     """Thin horizontal lines to read values off."""
     axes.grid(axis="y", color=PALE, linewidth=0.6)
+
+
+def heat_map(
+    axes: Axes,
+    values: ArrayLike,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    form: str = ".2f",
+    limits: tuple[float, float] | None = None,
+) -> None:
+    """A coloured cell with its number for each x and y, evenly spaced whatever their values.
+
+    ``values`` is (len(ys), len(xs)), the first row at the bottom; cells that are not numbers stay
+    grey. `cells` says where curves through the same axes go.
+    """
+    grid = np.ma.masked_invalid(np.asarray(values, dtype=float))
+    axes.set_facecolor(PALE)
+    low, high = limits if limits else (float(grid.min()), float(grid.max()))
+    axes.imshow(grid, origin="lower", aspect="auto", cmap="cividis", vmin=low, vmax=high)
+    for (row, column), value in np.ndenumerate(grid):
+        if not np.ma.is_masked(value):
+            bright = value > low + 0.6 * (high - low)
+            axes.text(column, row, f"{value:{form}}", ha="center", va="center", fontsize=8,
+                      color=BLACK if bright else "white")  # fmt: skip
+    axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+    axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+    axes.tick_params(length=0)
+
+
+def cells(marks: Sequence[float], places: ArrayLike, log: bool = False) -> Any:
+    """Where on the axis of a `heat_map` with these marks numbers are, NaN outside its cells.
+
+    >>> cells([0.01, 0.1, 1.0], [0.1, 0.3162278, 9.0], log=True).round(3).tolist()
+    [1.0, 1.5, nan]
+    """
+    change = np.log if log else np.asarray
+    at, knots = change(np.asarray(places, dtype=float)), change(np.asarray(marks, dtype=float))
+    indices = np.arange(len(knots), dtype=float)
+    # Half a cell at each end, as wide as the neighbouring step.
+    ends = (1.5 * knots[0] - 0.5 * knots[1], 1.5 * knots[-1] - 0.5 * knots[-2])
+    knots = np.concatenate([ends[:1], knots, ends[1:]])
+    indices = np.concatenate([[-0.5], indices, [len(marks) - 0.5]])
+    return np.interp(at, knots, indices, left=np.nan, right=np.nan)
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
