@@ -11,6 +11,7 @@ from credo.experiments import (
     alternating,
     and_gradient,
     and_perceptron,
+    balanced_resnet,
     bayes_vs_frequentist,
     beta_bernoulli,
     binary_mnist,
@@ -43,12 +44,15 @@ from credo.experiments import (
     vl_comparison,
     vl_rates,
     vl_runtime,
+    width_temperature,
 )
 from credo.experiments.experiment import Experiment
 
 _MODULES = (
-    cold_posterior,
     mean_field_collapse,
+    width_temperature,
+    balanced_resnet,
+    cold_posterior,
     penalty_gallery,
     penalty_table,
     vl_comparison,
