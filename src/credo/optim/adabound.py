@@ -61,8 +61,8 @@ from credo.optim.descent import (
 )
 from credo.optim.groups import Group
 
-BLOCK = 2**18
-"""Elements that the kernel path takes at once: a scratch of a megabyte instead of a whole copy."""
+BLOCK = 2**20
+"""Elements that the kernel path takes at once: a scratch of four megabytes, not a whole copy."""
 
 HEADROOM = {torch.float32: (60, 120), torch.float64: (400, 900)}
 """Bits by which `_step_by_kernel` scales squares: at least, and as many as leave room on top."""
@@ -121,20 +121,20 @@ class AdaBound(Descent):
             # A rate between bounds is a denominator between bounds.
             least = rate / upper if upper else 0.0
             most = rate / lower if lower else math.inf
+            # Then m² < v·(1 − β₁)²/((1 − β₁²/β₂)(1 − β₂)), as the kernel needs it to be.
+            if rate and beta2 > beta1**2 and _has_kernel(moved[0]):
+                _average_by_kernel(moved, slopes, memory, beta1, beta2)
+                for w, m, v in zip(moved, memory[0], memory[-1], strict=True):
+                    _step_by_kernel(w, m, v, rate, group["eps"], least, most)
+                # It leaves out the counters by which autograd sees that a tensor is another one.
+                torch.autograd.graph.increment_version(moved)
+                continue
             torch._foreach_lerp_(memory[0], slopes, 1.0 - beta1)
             torch._foreach_mul_(memory[1], beta2)
             torch._foreach_addcmul_(memory[1], slopes, slopes, value=1.0 - beta2)
             if len(memory) == 3:
                 torch._foreach_maximum_(memory[2], memory[1])
-            if not rate:
-                continue
-            # Then m² < v·(1 − β₁)²/((1 − β₁²/β₂)(1 − β₂)), as the kernel needs it to be.
-            if beta2 > beta1**2 and _has_kernel(moved[0]):
-                for w, m, v in zip(moved, memory[0], memory[-1], strict=True):
-                    _step_by_kernel(w, m, v, rate, group["eps"], least, most)
-                # It leaves out the counters by which autograd sees that a tensor is another one.
-                torch.autograd.graph.increment_version(moved)
-            else:
+            if rate:
                 _step_by_parts(moved, memory[0], memory[-1], rate, group["eps"], least, most)
 
 
@@ -163,6 +163,31 @@ def _step_by_parts(
 
 def _has_kernel(value: Tensor) -> bool:
     return value.device.type == "cpu" and value.dtype in HEADROOM
+
+
+def _average_by_kernel(
+    values: list[Tensor],
+    slopes: list[Tensor],
+    memory: list[list[Tensor]],
+    beta1: float,
+    beta2: float,
+) -> None:
+    """m and v, and the largest v if it is kept, by torch's kernel for Adam at a rate of 0."""
+    torch._fused_adam_(
+        values,
+        slopes,
+        memory[0],
+        memory[1],
+        memory[2] if len(memory) == 3 else [],
+        [torch.ones(())] * len(values),
+        lr=0.0,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=0.0,
+        eps=1.0,
+        amsgrad=len(memory) == 3,
+        maximize=False,
+    )
 
 
 def _step_by_kernel(
