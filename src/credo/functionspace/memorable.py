@@ -1,0 +1,320 @@
+r"""Memorable examples: which of the training examples the fit rests on.
+
+    relevance        tr Λ_i                           how unsure the outputs of example i are
+    leverage         tr(Λ_i J_iΣJ_iᵀ)                 the share of the fit that example i takes
+    leave one out    ℓ_i(f_i + Δf_i) − ℓ_i(f_i)       how much worse it would be known without it
+
+======  ==================================  ===================================================
+symbol  argument                            shape
+======  ==================================  ===================================================
+Λ_i     ``posterior.model.likelihood``      (K, K), ∂²ℓ_i/∂f², of K outputs
+J_i     the network at q's mean             (K, P), ∂f(x_i)/∂w
+Σ       ``posterior.q``                     (P, P), never formed
+Δf_i    —                                   (K,), what leaving i out is predicted to change
+scores  what the three functions return     (N,)
+======  ==================================  ===================================================
+
+Relevance needs one forward pass. Leverage is the diagonal of the hat matrix, made for any loss:
+with Σ⁻¹ = Σ_i J_iᵀΛ_iJ_i + δ it adds up to the effective number of weights, P − δ tr Σ. Without
+example i one Newton step goes from the mean by Σ_{∖i}J_iᵀr_i, r_i = ∂ℓ_i/∂f, so with V = J_iΣJ_iᵀ
+
+    Δf_i = V(I − Λ_iV)⁻¹ r_i        ℓ_i(f_i + Δf_i) − ℓ_i(f_i) ≈ r_iᵀΔf_i + ½Δf_iᵀΛ_iΔf_i
+
+which is exact for linear regression. A Σ that is no inverse of such a sum (a diagonal one above
+all) may put an eigenvalue of Λ_iV above 1; then I − Λ_iV is left out (``removes=False``), as to
+first order in V.
+
+    >>> import torch, credo
+    >>> scores, labels = torch.tensor([0.3, 0.9, 0.1, 0.9, 0.5]), torch.tensor([0, 1, 0, 1, 0])
+    >>> select(scores, 3)
+    tensor([1, 3, 4])
+    >>> select_per_class(scores, labels, 3)
+    tensor([4, 0, 1])
+
+References: Pan, Swaroop, Immer, Eschenhagen, Turner & Khan, "Continual deep learning by functional
+regularisation of memorable past", 2020 (arXiv:2004.14070), for relevance; Khan, "Learning
+algorithms from Bayesian principles", 2020; Cook, "Detection of influential observation in linear
+regression", 1977, for the other two. Where the slides write ∇²_ff ℓ(y_i, f) no label is needed for
+softmax, logistic and squared losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credo.errors import DataError, UnsupportedError
+from credo.families import FixedGaussian, FullGaussian
+from credo.functionspace.output_losses import (
+    output_gradient,
+    output_hessian,
+    roots_of_curvature,
+    trace_of_curvature,
+)
+from credo.functionspace.streams import (
+    BATCH_SIZE,
+    at_rest,
+    batches,
+    like_weights,
+    model_of,
+    number_of_batches,
+    pieces,
+    progress_bar,
+)
+from credo.linearised import Linearisation, output_covariance
+from credo.model import Model
+from credo.params import FlatParams
+from credo.params.jacobians import Jacobians
+from credo.posterior import Posterior
+from credo.types import Batch
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def relevance(
+    subject: Posterior | Model, data: Any, batch_size: int = BATCH_SIZE, progress: bool = True
+) -> Tensor:
+    """tr Λ of every example in the data's order, (N,): one forward pass.
+
+    ``subject`` is a posterior, taken at its mean, or a model as it is. ``data`` is (inputs,
+    targets), a dataset, or a loader that does not shuffle; of it one batch is held at a time.
+
+    >>> import credo
+    >>> net = torch.nn.Linear(1, 2)
+    >>> model = credo.Model(net, credo.likelihoods.Categorical())
+    >>> relevance(model, (torch.zeros(3, 1), torch.tensor([0, 1, 0]))).shape
+    torch.Size([3])
+    """
+    likelihood = model_of(subject).likelihood
+
+    @torch.no_grad()
+    def score(flat: FlatParams, batch: Batch) -> Tensor:
+        return trace_of_curvature(likelihood, model_of(subject).outputs(batch[0]), batch[1])
+
+    return _scored(subject, data, "relevance", score, batch_size, progress)
+
+
+def leverage(
+    posterior: Posterior, data: Any, batch_size: int = BATCH_SIZE, progress: bool = True
+) -> Tensor:
+    """tr(ΛJΣJᵀ) of every example in the data's order, (N,), under any Gaussian posterior.
+
+    One forward pass, and one backward pass for each root of Λ: one less than there are classes.
+    """
+    model = posterior.model
+    covariance = output_covariance(posterior.q)
+
+    def score(flat: FlatParams, batch: Batch) -> Tensor:
+        jacobians = Jacobians.at(model.net, flat, model.random, batch[0])
+        roots = roots_of_curvature(model.likelihood, jacobians.outputs, batch[1])
+        with torch.no_grad():
+            return covariance(jacobians, roots).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    return _scored(posterior, data, "leverage", score, batch_size, progress)
+
+
+def leave_one_out(
+    posterior: Posterior,
+    data: Any,
+    removes: bool | None = None,
+    batch_size: int = BATCH_SIZE,
+    progress: bool = True,
+) -> Tensor:
+    """By how much the loss of every example is predicted to rise without it, (N,), in nats.
+
+    ``removes`` says whether an example's own curvature is taken out of Σ⁻¹ as well; by default
+    where q is a dense Gaussian, which holds it as it is.
+    """
+    model, q = posterior.model, posterior.q
+    covariance = output_covariance(q)
+    dense = isinstance(q, FullGaussian) or (isinstance(q, FixedGaussian) and q.precision.dim() == 2)
+    removed = dense if removes is None else removes
+
+    def score(flat: FlatParams, batch: Batch) -> Tensor:
+        jacobians = Jacobians.at(model.net, flat, model.random, batch[0])
+        outputs = jacobians.outputs
+        slope = output_gradient(model.likelihood, outputs, batch[1]).flatten(1).unsqueeze(-1)
+        bend = output_hessian(model.likelihood, outputs, batch[1])
+        with torch.no_grad():
+            spread = covariance(jacobians, None)
+            if removed:
+                slope_without = _without_own(bend, spread, slope)
+            else:
+                slope_without = slope
+            change = spread @ slope_without
+            return (slope.mT @ change + 0.5 * change.mT @ bend @ change).flatten()
+
+    return _scored(posterior, data, "leave one out", score, batch_size, progress)
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+def select(scores: Tensor, count: int, least: bool = False) -> Tensor:
+    """The places of the ``count`` largest scores, largest first; of equal ones the first.
+
+    ``least=True`` takes the smallest, smallest first.
+    """
+    _check(scores, count)
+    return torch.argsort(scores, descending=not least, stable=True)[:count]
+
+
+def select_per_class(scores: Tensor, labels: Tensor, count: int, least: bool = False) -> Tensor:
+    """As many of the largest scores from every class: ``count`` places in all, class by class.
+
+    Every class gets count/C; what is left over goes to the first classes, and what a small class
+    can't fill to the others. Within a class the order is that of `select`.
+    """
+    _check(scores, count)
+    _check_labels(scores, labels)
+    order = torch.argsort(scores, descending=not least, stable=True)
+    classes, sizes = labels.unique(return_counts=True)
+    shares = _shares(sizes.tolist(), count)
+    ordered = labels[order]
+    chosen = [
+        order[ordered == label][:share]
+        for label, share in zip(classes.tolist(), shares, strict=True)
+    ]
+    return torch.cat(chosen)
+
+
+class Memory:
+    """The largest scores of a stream, overall or per class, in memory that does not grow with it.
+
+    ``count`` places are kept for each class (``per_class=True``) or in all. After every batch each
+    class is cut down to its places, so a class of one batch is held to them too.
+
+    >>> memory = Memory(count=1)
+    >>> memory.add(torch.tensor([0.1, 0.7]), torch.tensor([0, 0]))
+    >>> memory.add(torch.tensor([0.7, 0.2]), torch.tensor([0, 1]))
+    >>> memory.indices
+    tensor([1, 3])
+    """
+
+    def __init__(self, count: int, per_class: bool = True) -> None:
+        if count < 1:
+            raise DataError(f"count={count} must be at least 1")
+        self.count, self.per_class, self.seen = count, per_class, 0
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def add(self, scores: Tensor, labels: Tensor | None = None) -> None:
+        """The next examples of the stream."""
+        if self.per_class and labels is None:
+            raise DataError("a memory per class needs the labels of the examples: give labels")
+        places = torch.arange(self.seen, self.seen + len(scores), device=scores.device)
+        self.seen += len(scores)
+        if not len(scores):
+            return
+        _check(scores, 1)
+        if not self.per_class or labels is None:
+            self._keep(0, scores, places)
+            return
+        _check_labels(scores, labels)
+        for label in labels.unique().tolist():
+            mine = labels == label
+            self._keep(int(label), scores[mine], places[mine])
+
+    @property
+    def indices(self) -> Tensor:
+        """Places in the stream, class by class, each with its largest score first."""
+        if not self._kept:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.cat([self._kept[label][1] for label in sorted(self._kept)])
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores at `indices`."""
+        if not self._kept:
+            return torch.empty(0)
+        return torch.cat([self._kept[label][0] for label in sorted(self._kept)])
+
+    def _keep(self, label: int, scores: Tensor, places: Tensor) -> None:
+        if label in self._kept:
+            scores = torch.cat([self._kept[label][0], scores])
+            places = torch.cat([self._kept[label][1], places])
+        # What came earlier stands earlier, so a stable order settles ties as `select` does.
+        best = torch.argsort(scores, descending=True, stable=True)[: self.count]
+        self._kept[label] = scores[best], places[best]
+
+
+# --- inside ---------------------------------------------------------------------------------------
+
+
+def _scored(
+    subject: Posterior | Model,
+    data: Any,
+    what: str,
+    score: Callable[[FlatParams, Batch], Tensor],
+    batch_size: int,
+    progress: bool,
+) -> Tensor:
+    total = number_of_batches(data, batch_size)
+    found: list[Tensor] = []
+    with at_rest(subject) as flat, progress_bar(what, total, progress) as done:
+        for batch in batches(data, batch_size):
+            inputs = like_weights(batch[0], flat)
+            targets = batch[1].to(flat.vector.device)
+            for part in _fitting(subject, flat, (inputs, targets), what):
+                found.append(score(flat, part).cpu())
+            done()
+    if not found:
+        raise DataError(f"the data yielded no batches: there is no {what} to take")
+    return torch.cat(found)
+
+
+def _fitting(
+    subject: Posterior | Model, flat: FlatParams, batch: Batch, what: str
+) -> Iterator[Batch]:
+    """The batch in parts whose Jacobians fit."""
+    if what == "relevance" or not isinstance(subject, Posterior):
+        yield batch
+        return
+    size = Linearisation(subject.model, flat, subject.q).batch_size(batch[0])
+    yield from pieces(batch, size)
+
+
+def _without_own(bend: Tensor, spread: Tensor, slope: Tensor) -> Tensor:
+    """(I − ΛV)⁻¹r."""
+    share = bend @ spread
+    largest = float(torch.linalg.eigvals(share).real.max())
+    if largest >= 1:
+        raise UnsupportedError(
+            f"ΛJΣJᵀ has an eigenvalue of {largest:.3g}: this Σ does not hold the example's own "
+            "curvature, or is an approximation of a posterior that does. Pass removes=False"
+        )
+    one = torch.eye(share.shape[-1], dtype=share.dtype, device=share.device)
+    return torch.linalg.solve(one - share, slope)
+
+
+def _shares(sizes: list[int], count: int) -> list[int]:
+    """How many each class gives: equal shares, filled up from classes that have more."""
+    shares = [0] * len(sizes)
+    left = min(count, sum(sizes))
+    while left:
+        open_classes = [k for k, size in enumerate(sizes) if shares[k] < size]
+        each, more = divmod(left, len(open_classes))
+        for rank, k in enumerate(open_classes):
+            given = min(each + (rank < more), sizes[k] - shares[k])
+            shares[k] += given
+            left -= given
+    return shares
+
+
+def _check(scores: Tensor, count: int) -> None:
+    if scores.dim() != 1 or not len(scores):
+        raise DataError(f"scores must be one number for each example, not {tuple(scores.shape)}")
+    if count < 1:
+        raise DataError(f"count={count} must be at least 1")
+    if bool(scores.isnan().any()):
+        raise DataError(f"{int(scores.isnan().sum())} scores are NaN and have no place in an order")
+
+
+def _check_labels(scores: Tensor, labels: Tensor) -> None:
+    if labels.shape != scores.shape:
+        raise DataError(
+            f"there must be one label for each score: {tuple(labels.shape)} labels for "
+            f"{tuple(scores.shape)} scores"
+        )
