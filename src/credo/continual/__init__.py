@@ -1,0 +1,30 @@
+"""Learning one task after the other without forgetting."""
+
+from credo.continual.baselines import Joint, Naive, Replay
+from credo.continual.heads import MaskedHead, MultiHead
+from credo.continual.learner import Learner, PenalisedLearner, Training
+from credo.continual.penalised import Penalised, Regulariser
+from credo.continual.report import Report, run
+from credo.continual.streams import permuted, rotated, sequence, split
+from credo.continual.tasks import Stream, Task
+
+__all__ = [
+    "Joint",
+    "Learner",
+    "MaskedHead",
+    "MultiHead",
+    "Naive",
+    "Penalised",
+    "PenalisedLearner",
+    "Regulariser",
+    "Replay",
+    "Report",
+    "Stream",
+    "Task",
+    "Training",
+    "permuted",
+    "rotated",
+    "run",
+    "sequence",
+    "split",
+]

@@ -1,0 +1,192 @@
+r"""What continual learners are measured against: no memory, all data, some data.
+
+=========== ================================================================ =====================
+learner     trains task t on                                                 carries
+=========== ================================================================ =====================
+`Naive`     mean NLL of task t                                               nothing: the floor
+`Joint`     mean NLL of tasks 1 … t together, from the first weights anew    all data: the ceiling
+`Replay`    mean NLL of task t + ``weight``·mean NLL of remembered examples  ``size`` per task
+=========== ================================================================ =====================
+
+The remembered examples are a random choice from each task's training data, the same number of each
+class (``choice="balanced"``) or as they come (``"random"``); each step sees ``batch_size`` of them.
+
+    >>> Replay.__init__.__kwdefaults__
+    {'size': 200, 'weight': 1.0, 'choice': 'balanced'}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Generator, Tensor
+
+from credo.checks import positive
+from credo.continual.learner import PenalisedLearner, Training
+from credo.continual.penalised import Regulariser
+from credo.continual.tasks import Task, concatenated
+from credo.errors import DataError
+from credo.methods.map import MAPState
+from credo.model import Model, map_inputs
+from credo.noise import key_to_seed
+from credo.types import Batch, Json
+
+Choice = Literal["balanced", "random"]
+
+
+class Naive(PenalisedLearner):
+    """Fine-tuning on every new task, without a thought for the old ones."""
+
+
+class Joint(PenalisedLearner):
+    """Training on all tasks so far together, each time from the weights the network began with."""
+
+    def __init__(self, model: Model, training: Training | None = None) -> None:
+        super().__init__(model, training)
+        self.first = model.flat.vector.clone()
+        self._batches: list[Batch] = []
+
+    def data(self, task: Task) -> Batch:
+        """All so far."""
+        return concatenated([*self._batches, task.train_data])
+
+    def regulariser(self, task: Task) -> Regulariser:
+        """None; and the weights go back to the first ones."""
+        with self.model.flat.writing() as vector:
+            vector.copy_(self.first)
+        return Regulariser()
+
+    def consolidate(self, task: Task, regulariser: Regulariser) -> None:
+        """Keep the data."""
+        self._batches.append(task.train_data)
+
+    def carried(self) -> dict[str, Tensor]:
+        """First weights, and the data of all tasks."""
+        return {"first": self.first, **_packed(self._batches)}
+
+    def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
+        """The inverse of ``carried``."""
+        self.first = tensors["first"]
+        self._batches = _unpacked(tensors, self.model)
+
+
+class Replay(PenalisedLearner):
+    """Fine-tuning with remembered examples of the old tasks beside the new ones."""
+
+    def __init__(
+        self,
+        model: Model,
+        training: Training | None = None,
+        *,
+        size: int = 200,
+        weight: float = 1.0,
+        choice: Choice = "balanced",
+    ) -> None:
+        super().__init__(model, training)
+        positive("size", size)
+        positive("weight", weight)
+        if choice not in get_args(Choice):
+            raise DataError(f"choice={choice!r} must be one of {get_args(Choice)}")
+        self.size, self.weight, self.choice = size, weight, choice
+        self._batches: list[Batch] = []
+
+    def regulariser(self, task: Task) -> Regulariser:
+        """The loss of the remembered examples."""
+        if not self._batches:
+            return Regulariser()
+        return Remembered(
+            concatenated(self._batches), self.weight, self.training.batch_size, self.seed
+        )
+
+    def consolidate(self, task: Task, regulariser: Regulariser) -> None:
+        """Remember some of the task's examples."""
+        inputs, targets = task.train_data
+        generator = torch.Generator().manual_seed(key_to_seed(self.seed, 3))
+        rows = chosen_rows(targets, self.size, self.choice, generator)
+        self._batches.append((map_inputs(lambda x: x[rows], inputs), targets[rows]))
+
+    def carried(self) -> dict[str, Tensor]:
+        """The remembered examples."""
+        return _packed(self._batches)
+
+    def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
+        """The inverse of ``carried``."""
+        self._batches = _unpacked(tensors, self.model)
+
+    def config(self) -> Json:
+        """The settings."""
+        settings = {"size": self.size, "weight": self.weight, "choice": self.choice}
+        return {**super().config(), **settings}
+
+
+class Remembered(Regulariser):
+    """R = weight · mean NLL of a few remembered examples, others at every step."""
+
+    def __init__(self, memory: Batch, weight: float, batch_size: int, seed: int) -> None:
+        self.memory, self.weight, self.batch_size, self.seed = memory, weight, batch_size, seed
+
+    def term(self, state: MAPState) -> Tensor:
+        """The loss of this step's choice, which is a function of seed and step."""
+        inputs, targets = self.memory
+        if len(targets) > self.batch_size:
+            key = key_to_seed(self.seed, 4, state.clock.step)
+            order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(key))
+            rows = order[: self.batch_size]
+            inputs, targets = map_inputs(lambda x: x[rows], inputs), targets[rows]
+        return self.weight * state.model.mean_nll((inputs, targets))
+
+    def value(self, state: MAPState) -> float:
+        """The loss of this step's choice."""
+        with torch.no_grad():
+            return float(self.term(state))
+
+    def config(self) -> Json:
+        """Its settings."""
+        return {"type": "Remembered", "weight": self.weight, "examples": len(self.memory[1])}
+
+
+def chosen_rows(
+    targets: Tensor, count: int, choice: Choice, generator: Generator | None = None
+) -> Tensor:
+    """Rows of a random choice of ``count`` examples, balanced over integer labels or not.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
+    >>> rows = chosen_rows(labels, 4, "balanced", torch.Generator().manual_seed(0))
+    >>> sorted(labels[rows].tolist())
+    [0, 0, 1, 1]
+    """
+    order = torch.randperm(len(targets), generator=generator)
+    if choice == "random" or targets.is_floating_point() or targets.dim() > 1:
+        return order[:count]
+    labels = targets[order]
+    # The k-th example of its class comes before any k+1-th.
+    rank = torch.zeros(len(order), dtype=torch.long)
+    for label in labels.unique():
+        rank[labels == label] = torch.arange(int((labels == label).sum()))
+    return order[rank.argsort(stable=True)[:count]]
+
+
+def _packed(batches: list[Batch]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for index, (inputs, targets) in enumerate(batches):
+        if isinstance(inputs, Tensor):
+            tensors[f"{index}.input"] = inputs
+        else:
+            assert isinstance(inputs, tuple)
+            tensors[f"{index}.input"], tensors[f"{index}.head"] = inputs
+        tensors[f"{index}.target"] = targets
+    return tensors
+
+
+def _unpacked(tensors: Mapping[str, Tensor], model: Model) -> list[Batch]:
+    batches: list[Batch] = []
+    while f"{len(batches)}.target" in tensors:
+        index = len(batches)
+        x, y = (
+            tensors[f"{index}.{part}"].to(model.flat.vector.device) for part in ("input", "target")
+        )
+        head = tensors.get(f"{index}.head")
+        batches.append(((x if head is None else (x, head.to(x.device))), y))
+    return batches

@@ -1,0 +1,237 @@
+"""What every continual learner is: `learn` a task, `predict` on any task so far, carry little.
+
+    >>> import torch, credo
+    >>> from credo.continual import Naive, Training, split
+    >>> stream = split("digits", num_data=100)
+    >>> body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU())
+    >>> net = credo.continual.MultiHead(body, 32, stream.head_sizes)
+    >>> learner = Naive(credo.Model(net, credo.likelihoods.Categorical()), Training(epochs=2))
+    >>> for task in stream[:2]:
+    ...     learner.learn(task, progress=False)
+    >>> learner.learned, learner.memory_bytes
+    (['digits 0 1', 'digits 2 3'], 0)
+    >>> learner.predict(stream[0].test[0], stream[0]).probs.shape
+    torch.Size([88, 2])
+
+**Folders.** With a ``folder``, `learn` trains in ``folder/task-000``, ``task-001``, … (those of
+`credo.fit`: a killed training resumes inside of the task, bit for bit) and then replaces
+``folder/learner.safetensors`` by all that the next task needs. `restore` goes on from there.
+
+**Two bases.** `Learner` leaves the training to its subclass (`_train`). `PenalisedLearner` trains by
+`Penalised` and leaves to its subclass what regularises a task (`regulariser`) and what is kept of
+it afterwards (`consolidate`). What is carried from task to task, beside the network, is tensors by
+name: `carried` gives them, `receive` takes them back, and ``memory_bytes`` is their size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from credo import storage
+from credo.checks import positive
+from credo.continual.penalised import Penalised, Regulariser
+from credo.continual.tasks import Task
+from credo.errors import CheckpointError, DataError
+from credo.families import Delta
+from credo.methods import optimizers
+from credo.model import Model
+from credo.noise import key_to_seed
+from credo.posterior import Posterior
+from credo.predictive import Predictive
+from credo.storage import under
+from credo.train import fit
+from credo.train.progress import Reporter
+from credo.types import Batch, Json
+
+STATE = "learner.safetensors"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How each task is trained: the arguments of `credo.fit` and of `Penalised`.
+
+    The optimizer is a new one for each task. ``temperature`` is the weight of the model's prior,
+    0 for maximum likelihood, which the papers have.
+    """
+
+    epochs: int = 10
+    batch_size: int = 128
+    lr: float = 1e-3
+    optimizer: str = "adam"
+    clip: float | None = None
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "lr"):
+            positive(name, getattr(self, name))
+        if self.optimizer.lower() not in optimizers.BY_NAME:
+            raise DataError(
+                f"optimizer={self.optimizer!r} must be one of {sorted(optimizers.BY_NAME)}"
+            )
+
+
+class Learner(ABC):
+    """A model that learns one task after the other."""
+
+    def __init__(self, model: Model, training: Training | None = None) -> None:
+        self.model = model
+        self.training = training or Training()
+        self.learned: list[str] = []
+        """The names of the tasks so far."""
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return type(self).__name__
+
+    def learn(
+        self, task: Task, folder: str | Path | None = None, progress: bool | Reporter = True
+    ) -> None:
+        """Train on the task's data, which need not be there afterwards.
+
+        With a ``folder`` it can be killed and called again; see the module's text.
+        """
+        if task.name in self.learned:
+            raise DataError(
+                f"the task {task.name!r} was learned already; a stream's tasks have different names"
+            )
+        inside = None if folder is None else Path(folder) / f"task-{len(self.learned):03d}"
+        self._train(task, inside, progress)
+        self.learned.append(task.name)
+        if folder is not None:
+            self.save(folder)
+
+    @abstractmethod
+    def _train(self, task: Task, folder: Path | None, progress: bool | Reporter) -> None:
+        """Train on the task, and take along what later tasks need."""
+
+    def predict(self, x: Tensor, task: Task) -> Predictive:
+        """The predictive distribution at inputs ``x`` of this task."""
+        return self.posterior().predict(task.inputs(x), samples=1)
+
+    def posterior(self) -> Posterior:
+        """What the learner believes of the weights now: the point they are at, if no more."""
+        model = self.model
+        return Posterior.at_network(model, Delta(model.random.read(model.flat.vector)))
+
+    # --- what is carried from task to task --------------------------------------------------------
+
+    def carried(self) -> dict[str, Tensor]:
+        """All tensors, beside the network, that the next task needs."""
+        return {}
+
+    def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:  # noqa: B027
+        """The inverse of ``carried`` and ``facts``, into a learner that was just made."""
+
+    def facts(self) -> Json:
+        """What the next task needs and is no tensor."""
+        return {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of what is ``carried``; the network's own weights do not count."""
+        return sum(t.numel() * t.element_size() for t in self.carried().values())
+
+    def pack(self) -> tuple[dict[str, Tensor], Json]:
+        """Network and memory, as tensors and JSON."""
+        model = self.model
+        tensors = {"weights": model.flat.vector}
+        tensors |= {f"buffer.{name}": b for name, b in model.buffers().items()}
+        tensors |= {f"noise.{index}": p for index, p in enumerate(model.noise_parameters())}
+        tensors |= {f"memory.{name}": t for name, t in self.carried().items()}
+        return tensors, {"learned": self.learned, "facts": self.facts(), "config": self.config()}
+
+    def unpack(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
+        """The inverse of ``pack``, into a learner that was just made."""
+        if meta["config"] != self.config():
+            raise CheckpointError(
+                f"this is the state of another learner: {meta['config']}, not {self.config()}"
+            )
+        model = self.model
+        if tensors["weights"].shape != model.flat.vector.shape:
+            raise CheckpointError(
+                f"this is the state of a network with {len(tensors['weights'])} weights; this one "
+                f"has {model.flat.size}"
+            )
+        with model.flat.writing() as vector:
+            vector.copy_(tensors["weights"])
+        with torch.no_grad():
+            for name, buffer in model.buffers().items():
+                buffer.copy_(tensors[f"buffer.{name}"])
+            for index, parameter in enumerate(model.noise_parameters()):
+                parameter.copy_(tensors[f"noise.{index}"])
+        self.receive(under("memory.", tensors), meta["facts"])
+        self.learned = list(meta["learned"])
+
+    def save(self, folder: str | Path) -> None:
+        """Replace the state in this folder."""
+        tensors, meta = self.pack()
+        storage.write_tensors(Path(folder) / STATE, tensors, {"kind": "learner", **meta})
+
+    def restore(self, folder: str | Path) -> bool:
+        """Go on from the state in this folder, if there is one."""
+        path = Path(folder) / STATE
+        if not path.exists():
+            return False
+        tensors, meta = storage.read_tensors(path)
+        kind, _, _, _ = storage.require(path, meta, ("kind", "learned", "facts", "config"))
+        if kind != "learner":
+            raise CheckpointError(f"{path} holds a {kind}, not a continual learner")
+        self.unpack(tensors, meta)
+        return True
+
+    def config(self) -> Json:
+        """The settings: a learner goes on from a state of the same settings only."""
+        return {"type": type(self).__name__, "training": asdict(self.training)}
+
+    # --- for subclasses ---------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """Of the next task's training; the first task's is that of ``training``."""
+        done = len(self.learned)
+        return key_to_seed(self.training.seed, done) if done else self.training.seed
+
+
+class PenalisedLearner(Learner):
+    """A learner whose tasks are trained by `Penalised`; as it stands, without a regulariser."""
+
+    def regulariser(self, task: Task) -> Regulariser:
+        """R of this task, made before its training at the weights that the last one left."""
+        return Regulariser()
+
+    def data(self, task: Task) -> Batch:
+        """What is trained on."""
+        return task.train_data
+
+    def consolidate(self, task: Task, regulariser: Regulariser) -> None:
+        """After training: keep what later tasks need."""
+
+    def _train(self, task: Task, folder: Path | None, progress: bool | Reporter) -> None:
+        regulariser = self.regulariser(task)
+        settings = self.training
+        method = Penalised(
+            temperature=settings.temperature,
+            optimizer=settings.optimizer,
+            lr=settings.lr,
+            clip=settings.clip,
+            regulariser=regulariser,
+        )
+        fit(
+            self.model,
+            method,
+            self.data(task),
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            seed=self.seed,
+            folder=folder,
+            progress=progress,
+        )
+        self.consolidate(task, regulariser)
