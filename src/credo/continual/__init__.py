@@ -1,19 +1,25 @@
 """Learning one task after the other without forgetting."""
 
 from credo.continual.baselines import Joint, Naive, Replay
+from credo.continual.ewc import EWC, KroneckerLaplace, OnlineEWC
 from credo.continual.heads import MaskedHead, MultiHead
 from credo.continual.learner import Learner, PenalisedLearner, Training
 from credo.continual.penalised import Penalised, Regulariser
 from credo.continual.report import Report, run
+from credo.continual.si import SI
 from credo.continual.streams import permuted, rotated, sequence, split
 from credo.continual.tasks import Stream, Task
 
 __all__ = [
+    "EWC",
+    "SI",
     "Joint",
+    "KroneckerLaplace",
     "Learner",
     "MaskedHead",
     "MultiHead",
     "Naive",
+    "OnlineEWC",
     "Penalised",
     "PenalisedLearner",
     "Regulariser",

@@ -17,10 +17,10 @@
 `credo.fit`: a killed training resumes inside of the task, bit for bit) and then replaces
 ``folder/learner.safetensors`` by all that the next task needs. `restore` goes on from there.
 
-**Two bases.** `Learner` leaves the training to its subclass (`_train`). `PenalisedLearner` trains by
-`Penalised` and leaves to its subclass what regularises a task (`regulariser`) and what is kept of
-it afterwards (`consolidate`). What is carried from task to task, beside the network, is tensors by
-name: `carried` gives them, `receive` takes them back, and ``memory_bytes`` is their size.
+**Two bases.** `Learner` leaves the training to its subclass (`_train`). `PenalisedLearner` trains
+by `Penalised` and leaves to its subclass what regularises a task (`regulariser`) and what is kept
+of it afterwards (`consolidate`). What is carried from task to task, beside the network, is tensors
+by name: `carried` gives them, `receive` takes them back, and ``memory_bytes`` is their size.
 """
 
 from __future__ import annotations
@@ -211,6 +211,10 @@ class PenalisedLearner(Learner):
         """What is trained on."""
         return task.train_data
 
+    def prior_weight(self, task: Task) -> float:
+        """How much the model's prior counts in this task; 0 where the regulariser holds it."""
+        return self.training.temperature
+
     def consolidate(self, task: Task, regulariser: Regulariser) -> None:
         """After training: keep what later tasks need."""
 
@@ -218,7 +222,7 @@ class PenalisedLearner(Learner):
         regulariser = self.regulariser(task)
         settings = self.training
         method = Penalised(
-            temperature=settings.temperature,
+            temperature=self.prior_weight(task),
             optimizer=settings.optimizer,
             lr=settings.lr,
             clip=settings.clip,
