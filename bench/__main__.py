@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench import laplace, optimizers, rule, squares, suites, sweep
+from bench import laplace, optimizers, penalties, rule, squares, suites, sweep
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -33,6 +33,8 @@ SUITES = {
     "rule": rule.adam_step,
     "optimizers": optimizers.flat_step,
     "dense": rule.dense_step,
+    "penalties-loop": penalties.in_a_loop,
+    "penalties-priors": penalties.to_priors,
     "sweep": sweep.many_runs,
 }
 
