@@ -1,0 +1,111 @@
+"""What active learning returns: which labels were asked for, and what they were good for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from credo.errors import DataError
+from credo.posterior import Posterior
+from credo.types import Json
+
+
+@dataclass(frozen=True)
+class History:
+    """``indices`` into the pool in the order they were asked for, with their ``labels``.
+
+    ``rounds`` has a record for each training: ``labels``, how many there were; ``asked``, the new
+    indices; the test scores; ``seconds``. ``posterior`` is the last one. ``exhausted`` says that
+    the pool was empty before the last round.
+    """
+
+    indices: Tensor
+    labels: Tensor
+    rounds: list[Json]
+    posterior: Posterior
+    exhausted: bool
+
+    def curve(self, metric: str) -> tuple[list[int], list[float]]:
+        """Numbers of labels, and the metric after each training.
+
+        Classification has "accuracy", "nll" and "ece", regression "rmse" and "nll".
+        """
+        return [r["labels"] for r in self.rounds], [_of(r, metric) for r in self.rounds]
+
+    def mean_over_labels(self, metric: str) -> float:
+        """The area under the curve, divided by the labels it stretches over.
+
+        One number for a whole curve: a learner that is good early is better than one that is good
+        at the end only.
+        """
+        return area(*self.curve(metric))
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean of several curves and its standard error (NaN for a single one), over labels."""
+
+    labels: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+
+def band(histories: Sequence[History], metric: str) -> Band:
+    """The curve of several seeds, as far as all of them reach."""
+    if not histories:
+        raise DataError("band needs at least one history")
+    curves = [history.curve(metric) for history in histories]
+    length = min(len(labels) for labels, _ in curves)
+    counts = {tuple(labels[:length]) for labels, _ in curves}
+    if len(counts) > 1:
+        raise DataError(
+            "these runs had different numbers of labels round by round, so their curves have no "
+            "common mean: use the same start, per_round and pool size"
+        )
+    values = np.array([scores[:length] for _, scores in curves])
+    error = (
+        values.std(0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.full(length, np.nan)
+    )
+    return Band(np.array(counts.pop()), values.mean(0), error)
+
+
+def area(labels: Sequence[int], values: Sequence[float]) -> float:
+    """The area under a curve by trapezoids, divided by its width; one point is its own mean.
+
+    >>> area([0, 10, 30], [0.0, 1.0, 1.0])
+    0.8333333333333334
+    """
+    if len(labels) == 1:
+        return values[0]
+    return float(np.trapezoid(values, labels) / (labels[-1] - labels[0]))
+
+
+def plot(runs: Mapping[str, Sequence[History]], metric: str, path: str | Path) -> Path:
+    """Draw the band of each acquisition's seeds; the file's name says the format."""
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for name, histories in runs.items():
+        found = band(histories, metric)
+        (line,) = axes.plot(found.labels, found.mean, label=name)
+        if len(histories) > 1:
+            low, high = found.mean - found.error, found.mean + found.error
+            axes.fill_between(found.labels, low, high, color=line.get_color(), alpha=0.2)
+    axes.set(xlabel="labels", ylabel=f"test {metric}")
+    axes.legend(frameon=False)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _of(record: Json, metric: str) -> float:
+    if metric not in record.get("scores", {}):
+        known = ", ".join(record.get("scores", {})) or "none: give test_data"
+        raise DataError(f"{metric!r} was not recorded; there are {known}")
+    return float(record["scores"][metric])

@@ -1,0 +1,155 @@
+r"""Train on the important examples: from every few batches, the share with the largest tr Λ.
+
+    Λ_i = ∇²_ff ℓ(y_i, f(x_i)) = diag(p_i) − p_i p_iᵀ,        tr Λ_i = 1 − Σ_c p_ic²
+
+symbols: f the network's outputs at its present weights, p = softmax(f). An epoch is a permutation
+of the data cut into candidate pools of ``pool`` · ``batch_size`` examples; of each the
+``batch_size`` with the largest tr Λ become one gradient step. So an epoch has 1/``pool`` of the
+usual steps, and each costs ``pool`` forward passes without gradient beside its own.
+
+It is a batch sampler, which torch's DataLoader takes, and with it `credo.fit` and any loop:
+
+    >>> import torch, credo
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> data = credo.data.digits()
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> chosen = ImportantBatches(net, credo.likelihoods.Categorical(), data.train[0],
+    ...                           batch_size=32, pool=4)
+    >>> loader = DataLoader(TensorDataset(*data.train), batch_sampler=chosen)
+    >>> optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    >>> for x, y in loader:                                     # a plain loop
+    ...     torch.nn.functional.cross_entropy(net(x), y).backward()
+    ...     optimizer.step(); optimizer.zero_grad()
+    >>> model = credo.Model(net, credo.likelihoods.Categorical())
+    >>> posterior = credo.fit(model, credo.MAP(), loader, epochs=2, progress=False)
+    >>> len(loader), chosen.last.shape
+    (11, torch.Size([5]))
+
+What is trained is no longer the likelihood of the data: examples near a boundary weigh more. Among
+them are those that are ambiguous or wrongly labelled, whose tr Λ no training brings down;
+``share`` mixes them with examples chosen at random. Curvature for a posterior (`credo.Laplace`)
+belongs to all data: fit it afterwards, on the data themselves. With worker processes the loader
+reads ahead of training, and the choice is made by older weights.
+
+Reference: document 004, "Active deep learning: select important examples while training with Adam"
+(a picture without numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+
+from credo.active import pool as pools
+from credo.active.acquisitions import largest
+from credo.active.scores import trace_of_curvature
+from credo.errors import DataError, UnsupportedError
+from credo.likelihoods.base import Classification
+from credo.model import Model
+from credo.noise import key_to_seed
+from credo.types import Inputs, Likelihood
+
+SCORED_AT_ONCE = 1024
+
+
+def most_relevant(outputs: Tensor, likelihood: Likelihood, count: int) -> Tensor:
+    """Rows of the ``count`` examples with the largest tr Λ, the largest first.
+
+    >>> from credo.likelihoods import Categorical
+    >>> most_relevant(torch.tensor([[5.0, 0.0], [0.0, 0.0], [1.0, 0.0]]), Categorical(), 2)
+    tensor([1, 2])
+    """
+    values = relevances(outputs, likelihood)
+    return values.argsort(descending=True, stable=True)[:count]
+
+
+def relevances(outputs: Tensor, likelihood: Likelihood) -> Tensor:
+    """tr Λ(f), (B,)."""
+    if not isinstance(likelihood, Classification):
+        raise UnsupportedError(
+            f"examples are ranked by the curvature of a classifier's loss, but "
+            f"{type(likelihood).__name__} has curvature that does not tell examples apart"
+        )
+    return trace_of_curvature(likelihood.probs(outputs.detach()))
+
+
+class ImportantBatches(Sampler[list[int]]):
+    """Batches of example numbers: the most relevant of each candidate pool.
+
+    ``inputs`` are those of the data set that the loader reads, in its order. ``share`` of each
+    batch is chosen by tr Λ, the rest at random from the same pool; ``share=0`` is uniform sampling
+    with the same number of steps. ``last`` has the numbers of the latest batch.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        inputs: Inputs | Any,
+        batch_size: int = 128,
+        pool: int = 4,
+        share: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("pool", pool)):
+            if value < 1:
+                raise DataError(f"{name}={value} must be at least 1")
+        if not 0 <= share <= 1:
+            raise DataError(f"share={share} must be between 0 and 1")
+        if not isinstance(likelihood, Classification):
+            raise UnsupportedError(
+                f"examples are ranked by the curvature of a classifier's loss; "
+                f"{type(likelihood).__name__} is no classification"
+            )
+        # A Model only to call the network as fit does, whatever the inputs are.
+        self._model = Model(net, likelihood)
+        self.inputs = pools.as_inputs(inputs)
+        self.num_data = pools.size(self.inputs)
+        self.batch_size, self.pool, self.share, self.seed = batch_size, pool, share, seed
+        self.epoch = 0
+        self.last = torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return -(-self.num_data // (self.batch_size * self.pool))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """One epoch; the next one has another permutation."""
+        generator = torch.Generator().manual_seed(key_to_seed(self.seed, self.epoch))
+        self.epoch += 1
+        order = torch.randperm(self.num_data, generator=generator)
+        for candidates in order.split(self.batch_size * self.pool):
+            # The last pool is smaller, and so is its batch.
+            count = -(-len(candidates) // self.pool)
+            by_relevance = round(self.share * count)
+            first = torch.empty(0, dtype=torch.int64)
+            if by_relevance:
+                first = largest(self._relevances(candidates), by_relevance, generator)
+            others = torch.ones(len(candidates), dtype=torch.bool)
+            others[first] = False
+            # The permutation was random, so its beginning is a random choice.
+            rest = others.nonzero().flatten()[: count - by_relevance]
+            self.last = candidates[torch.cat([first, rest])]
+            yield self.last.tolist()
+
+    @torch.no_grad()
+    def _relevances(self, candidates: Tensor) -> Tensor:
+        """tr Λ at the network's present weights, its layers in the mode for prediction."""
+        modes = {module: module.training for module in self._model.net.modules()}
+        self._model.net.eval()
+        try:
+            like = next(self._model.net.parameters())
+            wanted = pools.rows(self.inputs, candidates)
+            return torch.cat(
+                [
+                    relevances(self._model.outputs(piece), self._model.likelihood)
+                    for piece in pools.chunks(wanted, SCORED_AT_ONCE, like)
+                ]
+            )
+        finally:
+            for module, training in modes.items():
+                module.training = training

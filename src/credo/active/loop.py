@@ -1,0 +1,329 @@
+r"""Pool-based active learning: train, ask for the labels that would help most, train again.
+
+    q_t = fit(D_t)        A_t = argmax a(A; q_t) over A ⊂ pool, |A| = n        D_{t+1} = D_t ∪ A_t
+
+======  ==============  =====================================================================
+symbol  argument        meaning
+======  ==============  =====================================================================
+D_0     ``start``       how many labels to begin with, drawn uniformly, or which ones
+q_t     ``method``      anything that `credo.fit` takes
+a       ``acquisition`` a name, an object, or a function: see `credo.active.acquisitions`
+n       ``per_round``   labels asked for at a time
+======  ==============  =====================================================================
+
+The oracle is any callable: a person, a laboratory, or for an experiment the labels themselves.
+
+    >>> import torch, credo
+    >>> from credo import active
+    >>> data = credo.data.digits()
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> model = credo.Model(net, credo.likelihoods.Categorical())
+    >>> history = active.learn(
+    ...     model, credo.MAP(lr=0.03), data.train[0], data.train[1].__getitem__, "entropy",
+    ...     start=20, per_round=10, rounds=2, test_data=data.test, progress=False,
+    ... )
+    >>> history.curve("accuracy")[0], len(set(history.indices.tolist()))
+    ([20, 30, 40], 40)
+
+With a ``folder`` every question is written down before it is asked, and every answer before it is
+used. An oracle that raises, because it failed or because its labels come tomorrow, loses nothing:
+the same call asks the same question again, without training again. A killed run resumes exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from credo.active import acquisitions, pool
+from credo.active.acquisitions import Acquisition, AcquisitionSpec
+from credo.active.evaluation import evaluate
+from credo.active.history import History
+from credo.active.record import NetworkState, Record, Shelf
+from credo.errors import DataError
+from credo.model import Model
+from credo.noise import key_to_seed
+from credo.posterior import Posterior
+from credo.schedules import ScheduleSpec
+from credo.train import fit
+from credo.train.feed import check_batch
+from credo.types import Inputs, Json, Method
+
+Oracle: TypeAlias = Callable[[Any], Any]
+"""Pool indices (n,), or with ``ask="inputs"`` the inputs themselves, to n labels."""
+
+# What the seed is mixed with, so that no two uses share random numbers.
+_START, _CHOICE, _WEIGHTS, _TRAINING = range(4)
+
+
+def learn(
+    model: Model | Callable[[], Model],
+    method: Method,
+    pool_inputs: Inputs | Any,
+    oracle: Oracle,
+    acquisition: AcquisitionSpec = "bald",
+    *,
+    start: int | Sequence[int] = 20,
+    per_round: int = 10,
+    rounds: int = 10,
+    ask: Literal["indices", "inputs"] = "indices",
+    candidates: int | None = None,
+    warm_start: bool = False,
+    epochs: int | Callable[[int], int] | None = None,
+    batch_size: int = 32,
+    schedule: ScheduleSpec = "constant",
+    keep: Literal["last", "best"] = "last",
+    val_data: Any = None,
+    test_data: Any = None,
+    prediction_samples: int = 64,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> History:
+    """Learn from a pool of inputs whose labels have to be asked for.
+
+    Every round starts from the same weights, those the network has now, or with ``warm_start`` from
+    those of the round before. A ``model`` that is a function is called for a new network in each
+    round, with torch's seed set; with ``warm_start`` once.
+
+    ``epochs`` may be a function of the number of labels, such as ``lambda n: 5000 // n`` for about
+    the same number of steps whatever there is to learn from. ``candidates``: score only so many
+    examples of the pool, drawn anew in each round. ``test_data`` is scored after each training, by
+    ``prediction_samples`` draws, and only reported; ``val_data`` and ``keep`` are `credo.fit`'s.
+
+    When the pool has fewer than ``per_round`` examples left they are all asked for, and the run
+    ends early. A run in a ``folder`` can be prolonged by calling it with more ``rounds``.
+    """
+    inputs = pool.as_inputs(pool_inputs)
+    for name, value in (("per_round", per_round), ("candidates", candidates)):
+        if value is not None and value < 1:
+            raise DataError(f"{name}={value} must be at least 1")
+    if rounds < 0:
+        raise DataError(f"rounds={rounds} must be 0 or more")
+    if ask not in ("indices", "inputs"):
+        raise DataError(f'ask={ask!r} must be "indices" or "inputs"')
+    first = _first_question(start, pool.size(inputs), seed)
+    rule = acquisitions.find(acquisition)
+    networks = _Networks(model, warm_start, seed)
+    config: Json = {
+        "method": method.config(),
+        "acquisition": rule.config(),
+        "pool": pool.fingerprint(inputs),
+        "start": first,
+        "per_round": per_round,
+        "candidates": candidates,
+        "warm_start": warm_start,
+        "epochs": "function" if callable(epochs) else epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    shelf = Shelf(folder)
+    record = shelf.open(config, resume)
+    networks.begin(shelf)
+
+    def train(number: int, labels: Tensor) -> Posterior:
+        chosen = pool.rows(inputs, record.asked[: len(labels)])
+        return fit(
+            networks.of_round(number),
+            method,
+            (*_unpacked(chosen), labels),
+            epochs=epochs(len(labels)) if callable(epochs) else epochs,
+            batch_size=batch_size,
+            seed=key_to_seed(seed, _TRAINING, number),
+            val_data=val_data,
+            folder=shelf.training(number),
+            progress=False,
+            schedule=schedule,
+            keep=keep,
+        )
+
+    def choose(posterior: Posterior | None, number: int) -> list[int]:
+        if posterior is None:
+            return first
+        key = key_to_seed(seed, _CHOICE, number)
+        return _question(rule, posterior, inputs, record.asked, per_round, candidates, key)
+
+    posterior: Posterior | None = None
+    if record.rounds:
+        # A finished training is read back from its folder, not repeated.
+        posterior = train(len(record.rounds) - 1, record.answers[: record.used])
+    with _bar(progress, rounds + 1, len(record.rounds)) as show:
+        while len(record.rounds) <= rounds:
+            number = len(record.rounds)
+            if record.question is None and len(record.asked) == record.used:
+                record.question = choose(posterior, number) or None
+                if record.question is None:
+                    break
+                shelf.keep(record)
+            if record.question is not None:
+                _ask(oracle, ask, inputs, networks.model, record, shelf)
+            started = time.monotonic()
+            posterior = train(number, record.answers)
+            record.rounds.append(
+                {
+                    "round": number,
+                    "labels": len(record.asked),
+                    "asked": record.asked[record.used :].tolist(),
+                    "scores": evaluate(posterior, test_data, prediction_samples),
+                    "seconds": time.monotonic() - started,
+                }
+            )
+            shelf.keep(record)
+            shelf.drop_training(keep=number)
+            show(record.rounds[-1])
+    assert posterior is not None
+    exhausted = len(record.rounds) <= rounds
+    return History(record.asked, record.answers, record.rounds, posterior, exhausted)
+
+
+class _Networks:
+    """The network that each round trains."""
+
+    def __init__(self, model: Model | Callable[[], Model], warm_start: bool, seed: int) -> None:
+        if not isinstance(model, Model) and not callable(model):
+            raise DataError(f"model must be a credo.Model or a function that makes one: {model!r}")
+        self.factory = None if isinstance(model, Model) else model
+        self.warm_start, self.seed = warm_start, seed
+        self.model = model if isinstance(model, Model) else self._new(0)
+        self.start: NetworkState | None = None
+
+    def begin(self, shelf: Shelf) -> None:
+        """Remember the weights to start from, or bring those of the first call back."""
+        self.start = shelf.keep_start(NetworkState.of(self.model))
+        self.start.write(self.model)
+
+    def of_round(self, number: int) -> Model:
+        """The network as the training of this round finds it."""
+        if self.warm_start:
+            return self.model
+        if self.factory is not None:
+            self.model = self._new(number)
+        elif self.start is not None:
+            self.start.write(self.model)
+        return self.model
+
+    def _new(self, number: int) -> Model:
+        assert self.factory is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_to_seed(self.seed, _WEIGHTS, number))
+            made = self.factory()
+        if not isinstance(made, Model):
+            raise DataError(f"the function must return a credo.Model, not {type(made).__name__}")
+        return made
+
+
+def _first_question(start: int | Sequence[int], total: int, seed: int) -> list[int]:
+    if isinstance(start, int):
+        if not 1 <= start <= total:
+            raise DataError(f"start={start} must be between 1 and the pool's size, {total}")
+        generator = torch.Generator().manual_seed(key_to_seed(seed, _START))
+        return torch.randperm(total, generator=generator)[:start].tolist()
+    chosen = [int(index) for index in start]
+    if not chosen or len(set(chosen)) < len(chosen) or not 0 <= min(chosen) <= max(chosen) < total:
+        raise DataError(
+            f"start needs at least one index, each once and from 0 to {total - 1}; it was {chosen}"
+        )
+    return chosen
+
+
+def _ask(
+    oracle: Oracle,
+    ask: Literal["indices", "inputs"],
+    inputs: Inputs,
+    model: Model,
+    record: Record,
+    shelf: Shelf,
+) -> None:
+    """Ask the question of the record, and write its answer down."""
+    chosen = torch.tensor(record.question, dtype=torch.int64)
+    wanted = pool.rows(inputs, chosen)
+    try:
+        labels = _labels(oracle(chosen if ask == "indices" else wanted), len(chosen))
+        like = model.flat.vector
+        moved = next(pool.chunks(wanted, len(chosen), like))
+        # What training would refuse must not get into the record.
+        check_batch(model, (moved, labels.to(like.device)))
+        record.answer(labels)
+    except BaseException as error:
+        if shelf.folder is not None:
+            error.add_note(
+                f"The question, {len(chosen)} indices, is kept in {shelf.folder}: the same call "
+                "asks it again and goes on from there."
+            )
+        raise
+    shelf.keep(record)
+
+
+def _question(
+    rule: Acquisition,
+    posterior: Posterior,
+    inputs: Inputs,
+    asked: Tensor,
+    per_round: int,
+    candidates: int | None,
+    seed: int,
+) -> list[int]:
+    """Pool indices to ask for next; none if the pool is empty."""
+    free = torch.ones(pool.size(inputs), dtype=torch.bool)
+    free[asked] = False
+    left = free.nonzero().flatten()
+    if not len(left):
+        return []
+    generator = torch.Generator().manual_seed(seed)
+    count = min(per_round, len(left))
+    if candidates is not None and candidates < len(left):
+        subset = torch.randperm(len(left), generator=generator)[: max(candidates, count)]
+        left = left[subset.sort().values]
+    chosen = rule.choose(posterior, pool.rows(inputs, left), count, generator)
+    if chosen.shape != (count,) or len(set(chosen.tolist())) < count:
+        raise DataError(
+            f"{rule!r} was to choose {count} different examples, but it chose {chosen.tolist()}"
+        )
+    return left[chosen].tolist()
+
+
+def _labels(answer: Any, count: int) -> Tensor:
+    """The oracle's answer as a tensor, integers as int64."""
+    try:
+        labels = torch.as_tensor(answer).detach().cpu().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"the oracle's answer is not an array of labels: {error}") from error
+    if labels.dim() == 0 or len(labels) != count:
+        raise DataError(
+            f"the oracle was asked for {count} labels and gave shape {tuple(labels.shape)}"
+        )
+    if not labels.is_floating_point() and labels.dtype != torch.bool:
+        labels = labels.long()
+    return labels
+
+
+def _unpacked(inputs: Inputs) -> tuple[Any, ...]:
+    """As `credo.fit` wants inputs beside their targets."""
+    return tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+
+
+@contextmanager
+def _bar(visible: bool, total: int, done: int) -> Iterator[Callable[[Json], None]]:
+    if not visible:
+        yield lambda record: None
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, completed=done)
+
+        def show(record: Json) -> None:
+            scores = "".join(f" · {name} {value:.4g}" for name, value in record["scores"].items())
+            bar.update(task, advance=1, description=f"{record['labels']} labels{scores}")
+
+        yield show
