@@ -1,0 +1,96 @@
+r"""Which few examples of a task are kept: where the network hesitates, spread out, or at random.
+
+============== ===================================================================================
+``choice``     the ``count`` examples kept
+============== ===================================================================================
+"relevance"    the largest tr Λ(x) of each class, as many of each; for a softmax it is 1 − Σ p_c²
+"balanced"     a random choice, as many of each class
+"random"       a random choice
+"k-centre"     each the farthest from those before it, which covers the inputs
+============== ===================================================================================
+
+    >>> x = torch.tensor([[0.0], [0.1], [4.0], [4.1], [9.0]])
+    >>> k_centres(x, 3, first=0).tolist()
+    [0, 4, 3]
+
+References: relevance, Pan et al., 2020 (arXiv:2004.14070); coresets of k centres, Nguyen et al.,
+2018 (arXiv:1710.10628), by Gonzalez' greedy rule (1985), whose largest distance to the nearest
+centre is at most twice the smallest possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Generator, Tensor
+
+from credo.continual.baselines import chosen_rows
+from credo.errors import DataError
+from credo.functionspace import relevance, select, select_per_class
+from credo.model import Model, map_inputs
+from credo.types import Batch
+
+Choice: TypeAlias = Literal["relevance", "balanced", "random", "k-centre"]
+
+
+def choose(
+    choice: Choice, model: Model, data: Batch, count: int, generator: Generator | None = None
+) -> Tensor:
+    """The rows of the examples that are kept: ``count`` of them, or all where there are fewer."""
+    check_choice(choice)
+    inputs, targets = data
+    if choice == "relevance":
+        scores = relevance(model, data, progress=False)
+        labels = targets.cpu()
+        # Of targets that are no classes there is one kind.
+        labelled = model.likelihood.kind == "classification" and labels.dim() == 1
+        return select_per_class(scores, labels, count) if labelled else select(scores, count)
+    if choice == "k-centre":
+        images = (
+            inputs
+            if isinstance(inputs, Tensor)
+            else next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
+        )
+        return k_centres(images, count, generator)
+    return chosen_rows(targets, count, choice, generator)
+
+
+def check_choice(choice: str) -> None:
+    """Refuse what is no rule."""
+    if choice not in get_args(Choice):
+        raise DataError(f"choice={choice!r} must be one of {get_args(Choice)}")
+
+
+def k_centres(
+    inputs: Tensor, count: int, generator: Generator | None = None, first: int | None = None
+) -> Tensor:
+    """Rows of inputs (N, …), each the farthest from those before it; the first is a random one."""
+    points = inputs.flatten(1)
+    if first is None:
+        first = int(torch.randint(len(points), (), generator=generator))
+    chosen = [first]
+    nearest = (points - points[first]).square().sum(1)
+    while len(chosen) < min(count, len(points)):
+        # Not again, even where all that is left are copies.
+        nearest[chosen[-1]] = -1.0
+        chosen.append(int(nearest.argmax()))
+        nearest = torch.minimum(nearest, (points - points[chosen[-1]]).square().sum(1))
+    return torch.tensor(chosen)
+
+
+def divided(data: Batch, rows: Tensor) -> tuple[Batch, Batch]:
+    """The examples of these rows, and all others in their order.
+
+    >>> kept, rest = divided((torch.arange(4.0), torch.arange(4)), torch.tensor([2]))
+    >>> kept[1].tolist(), rest[1].tolist()
+    ([2], [0, 1, 3])
+    """
+    inputs, targets = data
+    others = torch.ones(len(targets), dtype=torch.bool)
+    others[rows] = False
+    return (
+        (map_inputs(lambda x: x[rows], inputs), targets[rows]),
+        (map_inputs(lambda x: x[others], inputs), targets[others]),
+    )

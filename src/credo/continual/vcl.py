@@ -1,0 +1,308 @@
+r"""Variational continual learning: yesterday's posterior is today's prior.
+
+    q_t = argmin_q  E_q[Σ NLL(task t)] + temperature·KL(q ‖ q_{t−1}),      q_0 the model's prior
+
+over Gaussians q with independent weights, by `credo.VI`. Bayes' rule itself would do no other: for
+linear models with orthogonal features the q_t are the posteriors of all data so far.
+
+========== ==================== ====================================================================
+symbol     argument             meaning
+========== ==================== ====================================================================
+q_0        ``model.prior``      a Gaussian; the paper has N(0, 1)
+|C_t|      ``coreset_size``     examples of each task that are held out of its training, 0 for none
+C_t        ``coreset``          how they are chosen: "random", "balanced", "k-centre"
+σ²         ``log_variance``     ln of the first variances: of all weights, later of each new head
+S          ``samples``          draws of the weights in a step; ``predict_samples`` in a prediction
+========== ==================== ====================================================================
+
+**Coresets.** q_t is trained without the held-out examples of all tasks; only to predict it is
+refined on them, q_t ← argmin E_q[Σ NLL(C_1 … C_t)] + KL(q ‖ q_t), for as many epochs as a task has.
+What is passed on to the next task is the unrefined q_t, so that no example counts twice.
+
+**A good start.** Variances begin at e^−6, and the first means at a maximum-likelihood fit of the
+same length (``likelihood_start``). Without it training hardly gets away from the prior. Later tasks
+begin at q_{t−1}; a new head (of `MultiHead`) with the weights the network has there and variances
+e^−6, and q_0 for its prior. Heads that a task does not use keep their q.
+
+    >>> import credo
+    >>> from credo.continual import MultiHead, Training, split
+    >>> stream = split("digits", num_data=100)
+    >>> body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU())
+    >>> net = MultiHead(body, 32, stream.head_sizes)
+    >>> model = credo.Model(net, credo.likelihoods.Categorical(), credo.priors.Normal(scale=1.0))
+    >>> learner = VCL(model, Training(epochs=2), coreset_size=10)
+    >>> for task in stream[:2]:
+    ...     learner.learn(task, progress=False)
+    >>> learner.predict(stream[0].test[0], stream[0]).outputs.shape
+    torch.Size([100, 88, 2])
+
+References: Nguyen, Li, Bui & Turner, "Variational continual learning", 2018 (arXiv:1710.10628), for
+the method, its coresets and its start; Swaroop et al., "Improving and understanding variational
+continual learning", 2019 (arXiv:1905.02099), for longer training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from credo.checks import positive
+from credo.continual.coreset import Choice, check_choice, choose, divided
+from credo.continual.heads import MultiHead
+from credo.continual.learner import Learner, Training
+from credo.continual.tasks import Task, concatenated
+from credo.errors import DataError, UnsupportedError
+from credo.families import DiagGaussian, links
+from credo.methods.map import MLE
+from credo.methods.scale_convergence import ScalePath
+from credo.methods.vi import VI, VIState
+from credo.model import Model
+from credo.noise import key_to_seed
+from credo.posterior import Posterior
+from credo.predictive import Predictive
+from credo.train import fit
+from credo.train.progress import Reporter
+from credo.types import Batch, Json, Method
+
+
+@dataclass(frozen=True)
+class SequentialVI(VI):
+    """`VI` that begins at a given q, not at the network's weights with a share of the prior's."""
+
+    start: DiagGaussian | None = field(default=None, repr=False, compare=False)
+
+    def init(self, model: Model, num_data: int, generator: Generator | None = None) -> VIState:
+        """At ``start``."""
+        state = super().init(model, num_data, generator)
+        if self.start is None:
+            return state
+        q = self.start.on(model.random.segments, state.mean)
+        with torch.no_grad():
+            state.mean.copy_(q.mean)
+            state.rho.copy_(links.by_name(self.link).inverse(q.scale))
+            state.scale.copy_(q.scale)
+        state.path = ScalePath.starting_at(state.scale, torch.as_tensor(state.prior.scale))
+        state.initial_kl = sum(self._kl(state).values())
+        return state
+
+    def finish(self, state: VIState, data: Any) -> VIState:
+        """Leave the network at the mean. A q that stays near its prior is what is wanted here."""
+        self._write_mean(state)
+        return state
+
+
+class VCL(Learner):
+    """Mean-field variational inference, task after task."""
+
+    def __init__(
+        self,
+        model: Model,
+        training: Training | None = None,
+        *,
+        coreset_size: int = 0,
+        coreset: Choice = "random",
+        likelihood_start: bool = True,
+        log_variance: float = -6.0,
+        temperature: float = 1.0,
+        samples: int = 1,
+        noise: Literal["weight", "local", "flipout"] = "local",
+        scale_ratio: float = 1.0,
+        predict_samples: int = 100,
+    ) -> None:
+        super().__init__(model, training)
+        check_choice(coreset)
+        if coreset_size < 0:
+            raise DataError(f"coreset_size={coreset_size} must be 0 (no coreset) or more")
+        prior = model.prior_over_weights()
+        if not isinstance(prior, DiagGaussian):
+            raise UnsupportedError(
+                f"variational continual learning begins with a Gaussian prior, not with a "
+                f"{type(prior).__name__}: use credo.priors.Normal(scale=1.0)"
+            )
+        self.coreset_size, self.coreset = coreset_size, coreset
+        self.likelihood_start, self.log_variance = likelihood_start, float(log_variance)
+        self.temperature = positive("temperature", temperature)
+        self.samples, self.noise, self.scale_ratio = samples, noise, scale_ratio
+        self.predict_samples = int(positive("predict_samples", predict_samples))
+        self.first_prior = prior
+        self.q: DiagGaussian | None = None
+        """q_t, before any refinement."""
+        self.heads: list[int] = []
+        """The heads that were trained so far."""
+        self._coresets: list[Batch] = []
+        self._refined: DiagGaussian | None = None
+
+    @property
+    def name(self) -> str:
+        """With its coreset, if it has one."""
+        return f"VCL {self.coreset} coreset" if self.coreset_size else "VCL"
+
+    def predict(self, x: Tensor, task: Task) -> Predictive:
+        """By draws from the posterior, refined on the coreset."""
+        return self.posterior().predict(
+            task.inputs(x), samples=self.predict_samples, keep_samples=True
+        )
+
+    def posterior(self) -> Posterior:
+        """q_t, refined on the coreset; before the first task a point."""
+        if self.q is None:
+            return super().posterior()
+        if not self._coresets:
+            return Posterior.at_network(self.model, self.q)
+        if self._refined is None:
+            self._refined = self._refine(self.q)
+        return Posterior.at_network(self.model, self._refined)
+
+    # --- one task ---------------------------------------------------------------------------------
+
+    def _train(self, task: Task, folder: Path | None, progress: bool | Reporter) -> None:
+        data = task.train_data
+        if self.coreset_size:
+            generator = torch.Generator().manual_seed(key_to_seed(self.seed, 3))
+            rows = choose(self.coreset, self.model, data, self.coreset_size, generator)
+            held_out, data = divided(data, rows)
+        if self.q is None and self.likelihood_start:
+            settings = self.training
+            method = MLE(lr=settings.lr, optimizer=settings.optimizer)
+            self._fit(self.model, method, data, _inside(folder, "likelihood"), progress)
+        start, prior = self._begin(task.head)
+        reached = set() if task.head is None else {task.head}
+        self.q = self._infer(start, prior, data, reached, _inside(folder, "posterior"), progress)
+        self.heads = sorted(reached.union(self.heads))
+        if self.coreset_size:
+            self._coresets.append(held_out)
+        self._refined = None
+
+    def _begin(self, head: int | None) -> tuple[DiagGaussian, DiagGaussian]:
+        """Where q starts, and its prior: q_{t−1}, but for a new head."""
+        fresh = self.model.random.read(self.model.flat.vector)
+        small = torch.full_like(fresh, math.exp(0.5 * self.log_variance))
+        if self.q is None:
+            return DiagGaussian(fresh, small), self.first_prior
+        if head is None or head in self.heads:
+            return self.q, self.q
+        new = self._of_heads({head})
+        start = _mixed(new, DiagGaussian(fresh, small), self.q)
+        return start, _mixed(new, self.first_prior, self.q)
+
+    def _infer(
+        self,
+        start: DiagGaussian,
+        prior: DiagGaussian,
+        data: Batch,
+        heads: set[int],
+        folder: Path | None,
+        progress: bool | Reporter,
+    ) -> DiagGaussian:
+        """argmin E_q[NLL] + KL(q‖prior) over all weights but those of other heads."""
+        net = self.model.net
+        others = set(range(len(net.sizes))) - heads if isinstance(net, MultiHead) else set()
+        used = ~self._of_heads(others)
+        names = {s.name for s in self.model.random.segments} - set(self._names(others))
+        part = DiagGaussian(prior.mean[used], prior.scale[used])
+        model = Model(net, self.model.likelihood, part, lambda segment: segment.name in names)
+        method = self._method(DiagGaussian(start.mean[used], start.scale[used]))
+        found = self._fit(model, method, data, folder, progress).q
+        mean, scale = start.mean.clone(), start.scale.clone()
+        mean[used], scale[used] = found.mean, found.scale
+        return DiagGaussian(mean, scale)
+
+    def _refine(self, q: DiagGaussian) -> DiagGaussian:
+        """Train on the coresets; the network and its buffers are left as they were."""
+        with Posterior.at_network(self.model, q).in_network():
+            return self._infer(q, q, concatenated(self._coresets), set(self.heads), None, False)
+
+    def _method(self, start: DiagGaussian) -> Method:
+        return SequentialVI(
+            samples=self.samples,
+            noise=self.noise,
+            temperature=self.temperature,
+            optimizer=self.training.optimizer,
+            lr=self.training.lr,
+            scale_ratio=self.scale_ratio,
+            start=start,
+        )
+
+    def _fit(
+        self,
+        model: Model,
+        method: Method,
+        data: Batch,
+        folder: Path | None,
+        progress: bool | Reporter,
+    ) -> Posterior:
+        settings = self.training
+        return fit(
+            model,
+            method,
+            data,
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            seed=self.seed,
+            folder=folder,
+            progress=progress,
+        )
+
+    def _names(self, heads: set[int]) -> list[str]:
+        """The random parameters of these heads of a `MultiHead`."""
+        prefixes = tuple(f"heads.{head}." for head in heads)
+        named = (s.name for s in self.model.random.segments)
+        return [n for n in named if n.startswith(prefixes)] if prefixes else []
+
+    def _of_heads(self, heads: set[int]) -> Tensor:
+        """Which of the random weights belong to these heads, (P,)."""
+        names = set(self._names(heads)) if isinstance(self.model.net, MultiHead) else set()
+        mine = [torch.full((s.size,), s.name in names) for s in self.model.random.segments]
+        return torch.cat(mine).to(self.model.flat.vector.device)
+
+    # --- between tasks ----------------------------------------------------------------------------
+
+    def carried(self) -> dict[str, Tensor]:
+        """q_t and the coresets; its mean is in the network, too, and counted twice."""
+        tensors = {} if self.q is None else {"mean": self.q.mean, "scale": self.q.scale}
+        for index, (inputs, targets) in enumerate(self._coresets):
+            x = (inputs,) if isinstance(inputs, Tensor) else inputs
+            assert isinstance(x, tuple)
+            tensors |= {f"{index}.{place}": tensor for place, tensor in enumerate(x)}
+            tensors[f"{index}.target"] = targets
+        return tensors
+
+    def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
+        """The inverse of ``carried``."""
+        device = self.model.flat.vector.device
+        there = {name: tensor.to(device) for name, tensor in tensors.items()}
+        if "mean" in there:
+            self.q = DiagGaussian(there["mean"], there["scale"])
+        self.heads, self._coresets, self._refined = list(meta["heads"]), [], None
+        while f"{len(self._coresets)}.target" in there:
+            at = len(self._coresets)
+            x, target, head = there[f"{at}.0"], there[f"{at}.target"], there.get(f"{at}.1")
+            self._coresets.append((x if head is None else (x, head), target))
+
+    def facts(self) -> Json:
+        """Which heads were trained."""
+        return {"heads": self.heads}
+
+    def config(self) -> Json:
+        """The settings."""
+        names = ("coreset_size", "coreset", "likelihood_start", "log_variance", "temperature",
+                 "samples", "noise", "scale_ratio")  # fmt: skip
+        return {**super().config(), **{name: getattr(self, name) for name in names}}
+
+
+def _mixed(where: Tensor, inside: DiagGaussian, outside: DiagGaussian) -> DiagGaussian:
+    """One Gaussian for some of the weights, another for the rest."""
+    return DiagGaussian(
+        torch.where(where, inside.mean, outside.mean),
+        torch.where(where, inside.scale, outside.scale),
+    )
+
+
+def _inside(folder: Path | None, name: str) -> Path | None:
+    return None if folder is None else folder / name
