@@ -18,7 +18,7 @@ from credo.types import Json
 
 TRIALS = 16
 ROUNDS = 3
-EPOCHS = 60
+EPOCHS = 250
 """A trial takes a few seconds."""
 
 

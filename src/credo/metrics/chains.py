@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 from scipy.fft import next_fast_len
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from credo.errors import DataError
 from credo.metrics._inputs import FloatArray, Values, as_floats
@@ -87,6 +86,8 @@ def _halves(draws: Values) -> FloatArray:
 
 
 def _normal_ranks(values: FloatArray) -> FloatArray:
+    from scipy.stats import rankdata  # a second of importing, which only samplers should pay
+
     flat = values.reshape(values.shape[0] * values.shape[1], -1)
     ranks = rankdata(flat, axis=0)
     normal: FloatArray = ndtri((ranks - 0.375) / (len(flat) + 0.25))

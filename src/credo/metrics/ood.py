@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from credo.errors import DataError
 from credo.metrics._inputs import FloatArray, Values, as_floats
@@ -23,6 +22,8 @@ def auroc(in_scores: Values, out_scores: Values) -> float:
     >>> auroc([0.1, 0.3], [0.3, 0.4])
     0.875
     """
+    from sklearn.metrics import roc_auc_score  # takes long to import, so only when it is used
+
     scores, is_out = _pooled(in_scores, out_scores)
     return float(roc_auc_score(is_out, scores))
 
@@ -36,6 +37,8 @@ def aupr(in_scores: Values, out_scores: Values, positive: Literal["out", "in"] =
     >>> aupr([0.1, 0.2], [0.3, 0.4]), aupr([1.0, 1.0, 1.0], [1.0])
     (1.0, 0.25)
     """
+    from sklearn.metrics import average_precision_score
+
     if positive not in ("out", "in"):
         raise DataError(f'positive must be "out" or "in", got {positive!r}.')
     scores, is_out = _pooled(in_scores, out_scores)
