@@ -1,7 +1,7 @@
 r"""BatchBALD: the examples whose labels, taken together, say most about the weights.
 
     I(y_1 … y_n; θ) = Σ_i I(y_i; θ | y_1 … y_{i−1})
-    I(y_i; θ | y_<i) = E_{y_<i} H[ Σ_s r_s(y_<i) p_s(y_i) ] − (1/S) Σ_s H[p_s(y_i)]
+    I(y_i; θ | y_<i) = E_{y_<i} { H[ Σ_s r_s(y_<i) p_s(y_i) ] − Σ_s r_s(y_<i) H[p_s(y_i)] }
     r_s(y_<i) ∝ p_s(y_1) ⋯ p_s(y_{i−1}),   Σ_s r_s = 1
 
 symbols: p_s(y_i) is ``sample_probs[s, i]`` (S, B, C), r the posterior over the S samples after the
@@ -71,13 +71,13 @@ def batch_bald(
     if outcomes < 1:
         raise DataError(f"outcomes={outcomes} must be at least 1")
     probs = sample_probs.double()
-    noise = torch.special.entr(probs).sum(-1).mean(0)
+    entropies = torch.special.entr(probs).sum(-1)
     start = probs.new_zeros(len(probs), 1)
     known = _Outcomes(start, probs.new_ones(1))
     chosen: list[int] = []
     gains: list[float] = []
     for _ in range(count):
-        gain = _conditional_entropy(probs, known) - noise
+        gain = _gains(probs, entropies, known)
         gain[chosen] = -torch.inf
         best = int(gain.argmax())
         chosen.append(best)
@@ -87,17 +87,19 @@ def batch_bald(
     return chosen, gains
 
 
-def _conditional_entropy(probs: Tensor, known: _Outcomes) -> Tensor:
-    """E_{y_<i} H[y_b | y_<i] of every candidate b, (B,)."""
+def _gains(probs: Tensor, entropies: Tensor, known: _Outcomes) -> Tensor:
+    """I(y_b; θ | y_<i) of every candidate b, (B,), given H[p_s(y_b)] (S, B)."""
     samples, candidates, classes = probs.shape
     weights = known.responsibilities.T.contiguous()  # (M, S)
     length = max(1, MAX_NUMBERS // (len(weights) * classes))
     found = []
     for piece in probs.split(min(length, candidates), dim=1):
         predictive = weights @ piece.reshape(samples, -1)
-        entropies = torch.special.entr(predictive).unflatten(1, (-1, classes)).sum(-1)
-        found.append(known.weights @ entropies)
-    return torch.cat(found)
+        of_outcome = torch.special.entr(predictive).unflatten(1, (-1, classes)).sum(-1)
+        found.append(known.weights @ of_outcome)
+    # Under the same outcomes: E r_s is 1/S, but subtracting what was drawn leaves less noise, and
+    # none where the outcomes already tell which sample it is.
+    return torch.cat(found) - (known.weights @ weights) @ entropies
 
 
 def _extended(
