@@ -131,7 +131,8 @@ class EWC(PenalisedLearner):
             MAX_MEMORY,
         )
         gathered.take(make_feed(task.train_data, 1024, model).batches(seed, 0))
-        if not gathered.curvature.trace > 0:
+        rounding = torch.finfo(like.dtype).eps ** 2 * gathered.examples
+        if not gathered.curvature.trace > rounding:
             warnings.warn(
                 f"the Fisher information of task {task.name!r} is zero: the network is so sure of "
                 "all its examples that no weight matters, and nothing will hold on to this task. "
