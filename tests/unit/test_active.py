@@ -17,7 +17,8 @@ from credo.active.history import area
 from credo.active.important import ImportantBatches, most_relevant
 from credo.errors import CheckpointError, DataError, UnsupportedError
 from credo.families import Delta, DiagGaussian, Empirical
-from credo.likelihoods import Bernoulli, Categorical, Gaussian
+from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian
+from credo.noise import key_to_seed
 
 CHEAP = {"start": 6, "per_round": 4, "rounds": 3, "epochs": 2, "progress": False}
 
@@ -329,6 +330,9 @@ def bag(mean):
 POINT = posterior_of(Delta)
 BAG = posterior_of(bag)
 NUMBERS = posterior_of(lambda m: DiagGaussian(m, 0.1 * torch.ones_like(m)), 1, Gaussian())
+LOSS = posterior_of(
+    lambda m: DiagGaussian(m, 0.1 * torch.ones_like(m)), 1, FromLoss(nn.functional.l1_loss)
+)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +348,8 @@ NUMBERS = posterior_of(lambda m: DiagGaussian(m, 0.1 * torch.ones_like(m)), 1, G
         ("relevance", NUMBERS, 'use "variance"'),
         ("bald", NUMBERS, "class probabilities"),
         ("batch_bald", NUMBERS, "class probabilities"),
+        ("leverage", LOSS, "no curvature without a label"),
+        ("determinant", LOSS, "no curvature without a label"),
     ],
 )
 def test_what_does_not_fit_a_posterior_is_refused_by_name(name, posterior, message):
@@ -462,7 +468,7 @@ def test_important_batches_are_the_most_relevant_of_each_pool(blobs):
     for batch in chosen:
         assert torch.equal(torch.tensor(batch), chosen.last)
     assert len(chosen) == len(uniform) == len(list(uniform)) == 3
-    order = torch.randperm(60, generator=seeded(credo.noise.key_to_seed(2, 0)))
+    order = torch.randperm(60, generator=seeded(key_to_seed(2, 0)))
     for batch, candidates in zip(
         ImportantBatches(net, Categorical(), x, 5, 4, seed=2), order.split(20), strict=True
     ):
@@ -515,9 +521,9 @@ def test_important_batches_train_by_fit_and_by_hand(blobs):
 
 def test_important_batches_refuse_what_they_cannot_rank(blobs):
     (x, _), _ = blobs
-    with pytest.raises(UnsupportedError, match="no classification"):
+    with pytest.raises(UnsupportedError, match="does not tell them apart"):
         ImportantBatches(network(), Gaussian(), x)
-    with pytest.raises(UnsupportedError, match="does not tell examples apart"):
+    with pytest.raises(UnsupportedError, match="does not tell them apart"):
         most_relevant(torch.zeros(2, 1), Gaussian(), 1)
     for wrong in ({"batch_size": 0}, {"pool": 0}, {"share": 1.5}):
         with pytest.raises(DataError):

@@ -42,6 +42,7 @@ from credo.active import determinant, pool, scores
 from credo.active.batchbald import batch_bald
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, Empirical, Gaussian
+from credo.functionspace import memorable
 from credo.likelihoods import Bernoulli, Categorical
 from credo.linearised import Linearisation
 from credo.params.jacobians import Jacobians
@@ -266,6 +267,11 @@ def check(name: Name, posterior: Posterior) -> None:
             f"and this posterior is a {type(q).__name__}; use one that asks for predictions only: "
             '"entropy", "bald", "batch_bald" or "variance", or fit by credo.Laplace()'
         )
+    if name in NEEDS_GAUSSIAN and kind == "loss":
+        raise UnsupportedError(
+            f'acquisition="{name}" weighs outputs by the loss\'s curvature, and a bare loss has no '
+            'curvature without a label; use "variance", or a likelihood'
+        )
     if name in NEEDS_SPREAD and isinstance(q, Delta):
         raise UnsupportedError(
             f'acquisition="{name}" is zero everywhere for a point estimate, whose samples never '
@@ -311,14 +317,12 @@ def joint_outputs(
 
 
 def _leverages(posterior: Posterior, inputs: Inputs) -> Tensor:
-    """tr(Λ J Σ Jᵀ) of every example, in blocks."""
-    with posterior.in_network() as flat:
-        linear = Linearisation(posterior.model, flat, posterior.q)
-        length = linear.batch_size(next(pool.chunks(inputs, 1, flat.vector)))
-        pieces = pool.chunks(inputs, length, flat.vector)
-        likelihood = posterior.model.likelihood
-        with torch.no_grad():
-            return torch.cat([scores.leverage(linear.at(piece), likelihood) for piece in pieces])
+    """tr(Λ J Σ Jᵀ) of every example, streamed."""
+    # Λ at no label in particular: none is known, and none is to be ignored.
+    ignored = getattr(posterior.model.likelihood, "ignore_index", None)
+    labels = torch.full((pool.size(inputs),), 0 if ignored is None else ignored + 1)
+    data = (*inputs, labels) if isinstance(inputs, list | tuple) else (inputs, labels)
+    return memorable.leverage(posterior, data, progress=False)
 
 
 def _class_probs(pred: Predictive) -> Tensor:

@@ -101,7 +101,7 @@ class _Kernel:
         if self.kept:
             pulled = [jacobians.pull(roots).movedim(0, 1) for jacobians, roots in self._chunks()]
             self._rows = torch.cat(pulled)  # (B, R, P)
-            return torch.stack([self.q.solve(rows) @ rows.mT for rows in self._rows])
+            return torch.cat([self.q.solve(rows) @ rows.mT for rows in pulled])
         covariance = output_covariance(self.q)
         return torch.cat([covariance(jacobians, roots) for jacobians, roots in self._chunks()])
 

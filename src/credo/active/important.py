@@ -46,8 +46,8 @@ from torch.utils.data import Sampler
 
 from credo.active import pool as pools
 from credo.active.acquisitions import largest
-from credo.active.scores import trace_of_curvature
 from credo.errors import DataError, UnsupportedError
+from credo.functionspace import select, trace_of_curvature
 from credo.likelihoods.base import Classification
 from credo.model import Model
 from credo.noise import key_to_seed
@@ -63,18 +63,8 @@ def most_relevant(outputs: Tensor, likelihood: Likelihood, count: int) -> Tensor
     >>> most_relevant(torch.tensor([[5.0, 0.0], [0.0, 0.0], [1.0, 0.0]]), Categorical(), 2)
     tensor([1, 2])
     """
-    values = relevances(outputs, likelihood)
-    return values.argsort(descending=True, stable=True)[:count]
-
-
-def relevances(outputs: Tensor, likelihood: Likelihood) -> Tensor:
-    """tr Λ(f), (B,)."""
-    if not isinstance(likelihood, Classification):
-        raise UnsupportedError(
-            f"examples are ranked by the curvature of a classifier's loss, but "
-            f"{type(likelihood).__name__} has curvature that does not tell examples apart"
-        )
-    return trace_of_curvature(likelihood.probs(outputs.detach()))
+    _refuse_unless_classes(likelihood)
+    return select(trace_of_curvature(likelihood, outputs), count)
 
 
 class ImportantBatches(Sampler[list[int]]):
@@ -100,11 +90,7 @@ class ImportantBatches(Sampler[list[int]]):
                 raise DataError(f"{name}={value} must be at least 1")
         if not 0 <= share <= 1:
             raise DataError(f"share={share} must be between 0 and 1")
-        if not isinstance(likelihood, Classification):
-            raise UnsupportedError(
-                f"examples are ranked by the curvature of a classifier's loss; "
-                f"{type(likelihood).__name__} is no classification"
-            )
+        _refuse_unless_classes(likelihood)
         # A Model only to call the network as fit does, whatever the inputs are.
         self._model = Model(net, likelihood)
         self.inputs = pools.as_inputs(inputs)
@@ -146,10 +132,18 @@ class ImportantBatches(Sampler[list[int]]):
             wanted = pools.rows(self.inputs, candidates)
             return torch.cat(
                 [
-                    relevances(self._model.outputs(piece), self._model.likelihood)
+                    trace_of_curvature(self._model.likelihood, self._model.outputs(piece))
                     for piece in pools.chunks(wanted, SCORED_AT_ONCE, like)
                 ]
             )
         finally:
             for module, training in modes.items():
                 module.training = training
+
+
+def _refuse_unless_classes(likelihood: Likelihood) -> None:
+    if not isinstance(likelihood, Classification):
+        raise UnsupportedError(
+            f"examples are ranked by the curvature of a classifier's loss, and that of "
+            f"{type(likelihood).__name__} does not tell them apart by what was learned"
+        )

@@ -57,18 +57,8 @@ def variance(pred: Predictive) -> Tensor:
 
 
 def relevance(pred: Predictive) -> Tensor:
-    """tr Λ of the mean prediction, (B,)."""
-    return trace_of_curvature(pred.probs)
-
-
-def trace_of_curvature(probs: Tensor) -> Tensor:
-    """tr Λ = Σ_c p_c(1 − p_c) of probabilities (B, C), or of P(y = 1) for yes or no: (B,).
-
-    >>> import torch
-    >>> trace_of_curvature(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-    tensor([0.5000, 0.0000])
-    """
-    return per_example_sum(probs * (1 - probs))
+    """tr Λ = Σ_c p̄_c(1 − p̄_c) of the mean prediction, (B,)."""
+    return per_example_sum(pred.probs * (1 - pred.probs))
 
 
 def leverage(outputs: OutputGaussian, likelihood: Likelihood) -> Tensor:
