@@ -13,6 +13,7 @@ q_0        ``model.prior``      a Gaussian; the paper has N(0, 1)
 C_t        ``coreset``          how they are chosen: "random", "balanced", "k-centre"
 σ²         ``log_variance``     ln of the first variances: of all weights, later of each new head
 S          ``samples``          draws of the weights in a step; ``predict_samples`` in a prediction
+—          ``noise``, …         those of `credo.VI`; ``scale_ratio``: rate of ln σ over that of μ
 ========== ==================== ====================================================================
 
 **Coresets.** q_t is trained without the held-out examples of all tasks; only to predict it is
@@ -112,6 +113,7 @@ class VCL(Learner):
         temperature: float = 1.0,
         samples: int = 1,
         noise: Literal["weight", "local", "flipout"] = "local",
+        estimator: Literal["reparam", "total", "path"] = "reparam",
         scale_ratio: float = 1.0,
         predict_samples: int = 100,
     ) -> None:
@@ -128,7 +130,8 @@ class VCL(Learner):
         self.coreset_size, self.coreset = coreset_size, coreset
         self.likelihood_start, self.log_variance = likelihood_start, float(log_variance)
         self.temperature = positive("temperature", temperature)
-        self.samples, self.noise, self.scale_ratio = samples, noise, scale_ratio
+        self.samples, self.noise, self.estimator = samples, noise, estimator
+        self.scale_ratio = scale_ratio
         self.predict_samples = int(positive("predict_samples", predict_samples))
         self.first_prior = prior
         self.q: DiagGaussian | None = None
@@ -168,8 +171,7 @@ class VCL(Learner):
             rows = choose(self.coreset, self.model, data, self.coreset_size, generator)
             held_out, data = divided(data, rows)
         if self.q is None and self.likelihood_start:
-            settings = self.training
-            method = MLE(lr=settings.lr, optimizer=settings.optimizer)
+            method = self._likelihood_method()
             self._fit(self.model, method, data, _inside(folder, "likelihood"), progress)
         start, prior = self._begin(task.head)
         reached = set() if task.head is None else {task.head}
@@ -218,10 +220,14 @@ class VCL(Learner):
         with Posterior.at_network(self.model, q).in_network():
             return self._infer(q, q, concatenated(self._coresets), set(self.heads), None, False)
 
+    def _likelihood_method(self) -> Method:
+        return MLE(lr=self.training.lr, optimizer=self.training.optimizer)
+
     def _method(self, start: DiagGaussian) -> Method:
         return SequentialVI(
             samples=self.samples,
             noise=self.noise,
+            estimator=self.estimator,
             temperature=self.temperature,
             optimizer=self.training.optimizer,
             lr=self.training.lr,
@@ -292,7 +298,7 @@ class VCL(Learner):
     def config(self) -> Json:
         """The settings."""
         names = ("coreset_size", "coreset", "likelihood_start", "log_variance", "temperature",
-                 "samples", "noise", "scale_ratio")  # fmt: skip
+                 "samples", "noise", "estimator", "scale_ratio")  # fmt: skip
         return {**super().config(), **{name: getattr(self, name) for name in names}}
 
 
