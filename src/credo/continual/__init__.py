@@ -2,6 +2,7 @@
 
 from credo.continual.baselines import Joint, Naive, Replay
 from credo.continual.ewc import EWC, KroneckerLaplace, OnlineEWC
+from credo.continual.fromp import FROMP
 from credo.continual.heads import MaskedHead, MultiHead
 from credo.continual.learner import Learner, PenalisedLearner, Training
 from credo.continual.penalised import Penalised, Regulariser
@@ -9,10 +10,13 @@ from credo.continual.report import Report, run
 from credo.continual.si import SI
 from credo.continual.streams import permuted, rotated, sequence, split
 from credo.continual.tasks import Stream, Task
+from credo.continual.vcl import VCL
 
 __all__ = [
     "EWC",
+    "FROMP",
     "SI",
+    "VCL",
     "Joint",
     "KroneckerLaplace",
     "Learner",

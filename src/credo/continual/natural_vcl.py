@@ -26,7 +26,7 @@ Coresets, heads and the start at a maximum-likelihood fit (by Adam, ``start_lr``
     >>> model = credo.Model(
     ...     torch.nn.Linear(64, 10), credo.likelihoods.Categorical(), credo.priors.Normal(scale=1.0)
     ... )
-    >>> learner = NaturalVCL(model, Training(epochs=2, lr=0.1))
+    >>> learner = NaturalVCL(model, Training(epochs=2, lr=0.5))
     >>> learner.learn(stream[0], progress=False)
     >>> bool((learner.q.scale < 1).all())
     True
@@ -166,7 +166,7 @@ class NaturalVCL(VCL):
     ) -> None:
         super().__init__(
             model,
-            training or Training(lr=0.1),
+            training or Training(lr=0.5),
             coreset_size=coreset_size,
             coreset=coreset,
             likelihood_start=likelihood_start,

@@ -45,7 +45,8 @@ continual learning", 2019 (arXiv:1905.02099), for longer training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,7 @@ from credo.continual.coreset import Choice, check_choice, choose, divided
 from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, Training
 from credo.continual.tasks import Task, concatenated
+from credo.curvature.over_data import evaluating
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.methods.map import MLE
@@ -217,7 +219,7 @@ class VCL(Learner):
 
     def _refine(self, q: DiagGaussian) -> DiagGaussian:
         """Train on the coresets; the network and its buffers are left as they were."""
-        with Posterior.at_network(self.model, q).in_network():
+        with _left_as_it_was(self.model):
             return self._infer(q, q, concatenated(self._coresets), set(self.heads), None, False)
 
     def _likelihood_method(self) -> Method:
@@ -308,6 +310,21 @@ def _mixed(where: Tensor, inside: DiagGaussian, outside: DiagGaussian) -> DiagGa
         torch.where(where, inside.mean, outside.mean),
         torch.where(where, inside.scale, outside.scale),
     )
+
+
+@contextmanager
+def _left_as_it_was(model: Model) -> Iterator[None]:
+    """The network's weights, buffers and modes, whoever binds them meanwhile."""
+    weights, buffers = model.flat.vector.clone(), {n: b.clone() for n, b in model.buffers().items()}
+    with evaluating(model.net):
+        try:
+            yield
+        finally:
+            with model.flat.writing() as vector:
+                vector.copy_(weights)
+            with torch.no_grad():
+                for name, buffer in model.buffers().items():
+                    buffer.copy_(buffers[name])
 
 
 def _inside(folder: Path | None, name: str) -> Path | None:

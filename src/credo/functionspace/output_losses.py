@@ -90,6 +90,32 @@ def roots_of_curvature(likelihood: Likelihood, outputs: Tensor, targets: Tensor)
     return roots.permute(2, 0, 1).reshape(-1, *outputs.shape)
 
 
+def roots_needed(likelihood: Categorical, outputs: Tensor, tolerance: float) -> Tensor:
+    """How many roots, likeliest classes first, leave less than this share of tr Λ out: (B,).
+
+    After the column of class k what is left of Λ is that of the other classes alone, with a trace
+    of t − Σ_{j>k} p_j²/t where t = Σ_{j>k} p_j. A network that is sure needs one or two.
+
+    >>> roots_needed(Categorical(), torch.tensor([[9.0, 8.0, -9.0], [0.0, 0.0, 0.0]]), 0.01)
+    tensor([1, 2])
+    """
+    p = likelihood.probs(outputs.detach()).sort(1, descending=True).values
+    tail = p[:, 1:].flip(1).cumsum(1).flip(1).clamp(min=torch.finfo(p.dtype).tiny)
+    squares = p[:, 1:].square().flip(1).cumsum(1).flip(1)
+    left = tail - squares / tail  # after one root, after two, …
+    enough = left <= tolerance * trace_of_curvature(likelihood, outputs).unsqueeze(1)
+    enough[:, -1] = True
+    return 1 + enough.int().argmax(1)
+
+
+def leading_roots(likelihood: Categorical, outputs: Tensor, targets: Tensor, count: int) -> Tensor:
+    """The first ``count`` roots of Λ when the likeliest classes come first, (count, B, C)."""
+    order = outputs.detach().argsort(1, descending=True)
+    ordered = outputs.detach().gather(1, order)
+    roots = output_roots("ggn", likelihood, ordered, targets)[:count]
+    return torch.zeros_like(roots).scatter(2, order.expand_as(roots), roots)
+
+
 def trace_of_curvature(
     likelihood: Likelihood, outputs: Tensor, targets: Tensor | None = None
 ) -> Tensor:

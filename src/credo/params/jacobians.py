@@ -125,6 +125,15 @@ class Jacobians:
         """K, the numbers that come out for one example."""
         return self.outputs[0].numel()
 
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The parameters, each with its columns of J, in the selection's order."""
+        return self._blocks
+
+    def cotangents(self, directions: Tensor | None = None) -> Cotangents:
+        """The gradients at every layer of these cotangents (R, B, ...), or of all K outputs."""
+        return self._basis if directions is None else self._cotangents(directions)
+
     def numbers(self, directions: int | None = None) -> int:
         """How many numbers one example takes while so many cotangents (K) are pulled back."""
         directions = self.num_outputs if directions is None else directions
@@ -201,7 +210,7 @@ class Jacobians:
             raise DataError(f"the blocks cover {covered} weights, but {self._size} are selected")
         cotangents = self._basis if directions is None else self._cotangents(directions)
         total = self.outputs.new_zeros(())
-        for blocks, group in _aligned(self._blocks, tiles):
+        for blocks, group in aligned(self._blocks, tiles):
             found = blocks[0].kron_covariance(cotangents, group) if len(blocks) == 1 else None
             total = total + (self._tiled(cotangents, blocks, group) if found is None else found)
         return total
@@ -273,7 +282,7 @@ class Jacobians:
         return torch.cat(pieces)
 
 
-def _aligned(
+def aligned(
     blocks: Sequence[Block], tiles: Sequence[KronCovariance]
 ) -> Iterator[tuple[list[Block], list[KronCovariance]]]:
     """The smallest groups of parameters and tiles that cover the same weights."""
