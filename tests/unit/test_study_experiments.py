@@ -13,6 +13,7 @@ import credo
 from credo.experiments import (
     adam_landscape,
     alternating,
+    balanced_rates,
     bayes_vs_frequentist,
     dual_plateau,
     kl_weights_study,
@@ -46,6 +47,7 @@ CASES = {
     rate_ratio: {},
     dual_plateau: {},
     rate_disagreement: {},
+    balanced_rates: {},
 }
 SCATTER = (-1e-4, 0.0, 1e-4)
 
@@ -394,3 +396,28 @@ def test_landscape_verdicts_follow_the_band():
     assert verdict.numbers["cifar10_band_beats_below_holds"] == 1
     assert verdict.verdict == "reproduced"
     assert sgd_landscape.check(made(0.1, 0.5)).verdict == "not reproduced"
+
+
+@pytest.mark.parametrize("expected", JUDGEMENTS)
+def test_balanced_rates_verdicts(results, expected):
+    balanced = {"reproduced": 1.0, "not reproduced": 1.2, "inconclusive": 1.02}[expected]
+
+    def change(runs, noise):
+        for label, record in runs.items():
+            fast = label.endswith("_10")
+            record["accuracy"] = 0.5
+            record["nll"] = 1.0 + noise * fast + (0.3 * fast if label.startswith("one") else 0.0)
+        runs["balanced_10"]["nll"] = balanced + noise
+
+    verdict = balanced_rates.check(seeds(results[balanced_rates], change))
+    assert verdict.verdict == expected
+    assert verdict.numbers["costs_at_one_holds"] == 1
+
+
+def test_a_balanced_trial_is_another_run_and_the_others_keep_their_names(tmp_path):
+    study = Study(StudySettings(), 0, tmp_path)
+    plain, balanced = study.trial("mnist"), study.trial("mnist", tau=0.1)
+    assert "tau" not in plain.identity()
+    assert balanced.identity()["tau"] == 0.1
+    assert study_setup.method(balanced).temperature == credo.Balanced(0.1)
+    assert study_setup.method(plain).temperature == 1.0

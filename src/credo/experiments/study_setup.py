@@ -101,7 +101,8 @@ class Trial:
 
     ``options`` go to the optimizer. "logistic" outputs are the thesis's (§4.3): the classes'
     probabilities are proportional to independent logistic units. ``turn`` is the number of epochs
-    for which means, then scales, are trained where the schedule alternates.
+    for which means, then scales, are trained where the schedule alternates. ``tau`` balances the
+    temperature, which is 1 without.
     """
 
     data: str
@@ -118,6 +119,11 @@ class Trial:
     kl_weights: KLWeights = "uniform"
     schedule: Schedule = "constant"
     turn: int = 1
+    tau: float | None = None
+
+    def identity(self) -> Json:
+        """What tells it from others; a setting that most runs do without is left out of theirs."""
+        return {k: v for k, v in asdict(self).items() if k != "tau" or v is not None}
 
 
 Images = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -152,7 +158,7 @@ class Study:
             "batch_size": settings.batch_size,
             "prediction_samples": settings.prediction_samples,
             "seed": self.seed,
-            **asdict(trial),
+            **trial.identity(),
         })  # fmt: skip
         path = self.store / f"{key}.json"
         if path.exists():
@@ -229,7 +235,8 @@ def method(trial: Trial) -> Method:
     if not trial.bayesian:
         return credo.MLE(lr=trial.lr, optimizer=optimizer)
     return credo.VI(
-        estimator=trial.estimator, temperature=1.0, kl_weights=trial.kl_weights,
+        estimator=trial.estimator, kl_weights=trial.kl_weights,
+        temperature=1.0 if trial.tau is None else credo.Balanced(trial.tau),
         optimizer=optimizer, lr=trial.lr, scale_ratio=trial.scale_ratio, link=trial.link,
         init_scale=trial.init_scale,
     )  # fmt: skip
