@@ -164,7 +164,7 @@ class BatchBALD:
     """`batch_bald` on joint draws: of weights, or of the linearised network for Laplace."""
 
     samples: int = 128
-    outcomes: int = 1000
+    outcomes: int = 500
 
     def __post_init__(self) -> None:
         _check_samples(self.samples)

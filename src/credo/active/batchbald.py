@@ -36,7 +36,7 @@ from torch import Generator, Tensor
 from credo.errors import DataError
 
 MAX_NUMBERS = 2**24
-"""Of temporaries: 128 MB."""
+"""Of temporaries: 64 MB in float32."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Outcomes:
 def batch_bald(
     sample_probs: Tensor,
     count: int,
-    outcomes: int = 1000,
+    outcomes: int = 500,
     generator: Generator | None = None,
 ) -> tuple[list[int], list[float]]:
     """Rows of the chosen examples, best first, and what each adds, in nats."""
@@ -70,7 +70,7 @@ def batch_bald(
         )
     if outcomes < 1:
         raise DataError(f"outcomes={outcomes} must be at least 1")
-    probs = sample_probs.double()
+    probs = sample_probs.detach()
     entropies = torch.special.entr(probs).sum(-1)
     start = probs.new_zeros(len(probs), 1)
     known = _Outcomes(start, probs.new_ones(1))
