@@ -1,5 +1,9 @@
 """Networks as functions: the Gaussian process of a posterior, and the examples it rests on."""
 
+from credo.functionspace.convex_priors import local_prior
+from credo.functionspace.dnn2gp import GPPrediction, NetworkGP, to_gp
+from credo.functionspace.iterates import iterate_as_gp
+from credo.functionspace.kernels import Kernel, KernelBlock
 from credo.functionspace.memorable import (
     Memory,
     leave_one_out,
@@ -9,13 +13,23 @@ from credo.functionspace.memorable import (
     select_per_class,
 )
 from credo.functionspace.output_losses import trace_of_curvature
+from credo.functionspace.pseudo_data import FunctionPosterior, PseudoData
 
 __all__ = [
+    "FunctionPosterior",
+    "GPPrediction",
+    "Kernel",
+    "KernelBlock",
     "Memory",
+    "NetworkGP",
+    "PseudoData",
+    "iterate_as_gp",
     "leave_one_out",
     "leverage",
+    "local_prior",
     "relevance",
     "select",
     "select_per_class",
+    "to_gp",
     "trace_of_curvature",
 ]

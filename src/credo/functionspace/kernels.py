@@ -1,0 +1,210 @@
+r"""The kernel JΣJ'ᵀ between any two sets of inputs, block by block.
+
+    k(x, x') = J(x) Σ J(x')ᵀ
+
+======  =======================================  ==================================================
+symbol  argument                                 shape
+======  =======================================  ==================================================
+J(x)    the network at the weights it holds      (K, P)
+Σ       ``q``, any Gaussian over the weights     (P, P), never formed
+k       `Kernel.matrix`                          (n, K, m, K), (K, n, m) or (n, m): see ``outputs``
+======  =======================================  ==================================================
+
+Every input passes the network once if what the kernel needs of it fits ``max_memory``
+(`credo.functionspace.features`), in blocks otherwise: a block of rows is held, the columns' blocks
+pass by. ``of="probs"`` is the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from credo.errors import DataError, UnsupportedError
+from credo.families import Family
+from credo.functionspace.features import FeatureMap, Features, Outputs, feature_map
+from credo.functionspace.output_losses import output_hessian
+from credo.functionspace.streams import like_weights, rows_of
+from credo.linearised import Linearisation
+from credo.model import Model, map_inputs
+from credo.params import FlatParams
+from credo.params.jacobians import Jacobians
+from credo.types import Inputs
+
+Of: TypeAlias = Literal["outputs", "probs"]
+
+MAX_MEMORY = 4e8
+"""Bytes that the features of the inputs of a block of rows and one of columns may take."""
+TILE = 256
+"""Inputs on each side of a product: what it makes stays near the processor."""
+
+Directions: TypeAlias = Callable[[Tensor, slice], Tensor]
+"""Outputs, and which of the inputs they are of → cotangents (R, B, ...)."""
+
+
+@dataclass(frozen=True)
+class KernelBlock:
+    """The kernel between inputs ``rows`` and ``columns``."""
+
+    rows: slice
+    columns: slice
+    values: Tensor
+
+
+class Kernel:
+    """JΣJ'ᵀ of one network, at the weights that ``flat`` holds while it is used."""
+
+    def __init__(
+        self,
+        model: Model,
+        flat: FlatParams,
+        q: Family,
+        of: Of = "outputs",
+        max_memory: float = MAX_MEMORY,
+    ) -> None:
+        if of not in ("outputs", "probs"):
+            raise DataError(f'of={of!r} must be "outputs" or "probs"')
+        if of == "probs" and model.likelihood.kind != "classification":
+            raise UnsupportedError(
+                f'of="probs" is for classification; {type(model.likelihood).__name__} has no '
+                'probabilities of labels. Use of="outputs"'
+            )
+        self._model, self._flat, self._of, self._max_memory = model, flat, of, max_memory
+        self._features: FeatureMap = feature_map(q)
+        self._sizes = Linearisation(model, flat, q)
+
+    def matrix(self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum") -> Tensor:
+        """The whole of it; ``other=None`` is x itself, and costs half."""
+        rows = count_of(x)
+        columns = rows if other is None else count_of(other)
+        found: Tensor | None = None
+        for block in self.blocks(x, other, outputs):
+            if found is None:
+                shape = {
+                    "sum": (rows, columns),
+                    "each": (*block.values.shape[:1], rows, columns),
+                    "joint": (rows, block.values.shape[1], columns, block.values.shape[1]),
+                }[outputs]
+                found = block.values.new_empty(shape)
+            _place(found, block, outputs)
+            if other is None and block.rows != block.columns:
+                mirrored = KernelBlock(
+                    block.columns, block.rows, _transposed(block.values, outputs)
+                )
+                _place(found, mirrored, outputs)
+        assert found is not None
+        return found
+
+    def blocks(
+        self,
+        x: Inputs,
+        other: Inputs | None = None,
+        outputs: Outputs = "sum",
+        directions: Directions | None = None,
+    ) -> Iterator[KernelBlock]:
+        """The kernel tile by tile; of one that is symmetric the tiles on and above the diagonal."""
+        if outputs not in ("joint", "each", "sum"):
+            raise DataError(f'outputs={outputs!r} must be "joint", "each" or "sum"')
+        x = like_weights(x, self._flat)
+        columns = x if other is None else like_weights(other, self._flat)
+        size = self._block_size(x, directions)
+        theirs: Features | None = None
+        for start in range(0, count_of(x), size):
+            mine = self.features(x, start, start + size, directions)
+            for begin in range(start if other is None else 0, count_of(columns), size):
+                if other is None and begin == start:
+                    against = mine
+                elif theirs is not None and count_of(columns) <= size:
+                    against = theirs
+                else:
+                    against = self.features(columns, begin, begin + size, directions)
+                if other is not None and count_of(columns) <= size:
+                    theirs = against  # one block of columns serves all rows
+                yield from _tiles(mine, against, start, begin, outputs, other is None)
+
+    def features(
+        self, x: Inputs, start: int, stop: int, directions: Directions | None = None
+    ) -> Features:
+        """What is kept of inputs start to stop, in passes of a bounded size."""
+        stop = min(stop, count_of(x))
+        step = self._sizes.batch_size(x)
+        found = []
+        for begin in range(start, stop, step):
+            end = min(begin + step, stop)
+            inputs = map_inputs(partial(rows_of, start=begin, stop=end), x)
+            found.append(self._of_inputs(inputs, slice(begin, end), directions))
+        return Features.concatenate(found)
+
+    def _of_inputs(self, inputs: Inputs, places: slice, directions: Directions | None) -> Features:
+        model = self._model
+        jacobians = Jacobians.at(model.net, self._flat, model.random, inputs)
+        if jacobians.outputs.dim() > 2:
+            raise UnsupportedError(
+                f"the network's outputs {tuple(jacobians.outputs.shape)} have positions; a kernel "
+                'is taken between outputs (B,) or (B, K). posterior.predict(x, at="linearised") '
+                "gives their variances"
+            )
+        with torch.no_grad():
+            if directions is not None:
+                return self._features(jacobians, directions(jacobians.outputs, places))
+            if self._of == "probs":
+                bend = output_hessian(model.likelihood, jacobians.outputs)
+                cotangents = bend.movedim(1, 0).reshape(-1, *jacobians.outputs.shape)
+                return self._features(jacobians, cotangents)
+            return self._features(jacobians, None)
+
+    def _block_size(self, x: Inputs, directions: Directions | None) -> int:
+        one = self.features(x, 0, 1, directions)
+        bytes_each = max(1, one.numbers) * self._flat.vector.element_size()
+        return max(1, int(self._max_memory / 2 // bytes_each))
+
+
+def count_of(inputs: Inputs) -> int:
+    """How many examples these are."""
+    counts: list[int] = []
+
+    def note(x: Tensor) -> Tensor:
+        counts.append(len(x))
+        return x
+
+    map_inputs(note, inputs)
+    if len(set(counts)) != 1 or not counts[0]:
+        raise DataError(f"the inputs must hold the same number of examples, one or more: {counts}")
+    return counts[0]
+
+
+def _tiles(
+    mine: Features, theirs: Features, start: int, begin: int, outputs: Outputs, half: bool
+) -> Iterator[KernelBlock]:
+    for i in range(0, mine.count, TILE):
+        rows = mine.cut(slice(i, i + TILE))
+        for j in range(i if half and mine is theirs else 0, theirs.count, TILE):
+            columns = theirs.cut(slice(j, j + TILE))
+            yield KernelBlock(
+                slice(start + i, start + i + rows.count),
+                slice(begin + j, begin + j + columns.count),
+                rows.kernel(columns, outputs),
+            )
+
+
+def _place(found: Tensor, block: KernelBlock, outputs: Outputs) -> None:
+    if outputs == "joint":
+        found[block.rows, :, block.columns] = block.values
+    else:
+        found[..., block.rows, block.columns] = block.values
+
+
+def _transposed(values: Tensor, outputs: Outputs) -> Tensor:
+    return values.permute(2, 3, 0, 1) if outputs == "joint" else values.mT
+
+
+def check_inputs(x: Any) -> Inputs:
+    """Inputs as tensors; an array becomes one."""
+    if isinstance(x, Tensor | dict | tuple | list):
+        return x
+    return torch.as_tensor(x)
