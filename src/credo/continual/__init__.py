@@ -5,6 +5,7 @@ from credo.continual.ewc import EWC, KroneckerLaplace, OnlineEWC
 from credo.continual.fromp import FROMP
 from credo.continual.heads import MaskedHead, MultiHead
 from credo.continual.learner import Learner, PenalisedLearner, Training
+from credo.continual.natural_vcl import NaturalVCL
 from credo.continual.penalised import Penalised, Regulariser
 from credo.continual.report import Report, run
 from credo.continual.si import SI
@@ -23,6 +24,7 @@ __all__ = [
     "MaskedHead",
     "MultiHead",
     "Naive",
+    "NaturalVCL",
     "OnlineEWC",
     "Penalised",
     "PenalisedLearner",

@@ -21,6 +21,14 @@ PAPER_FROMP = {
     "training": {"clip": 0.01},
 }
 PAPER_VCL = {"training": {"epochs": 100, "batch_size": 256}, "samples": 10}
+QUICK_FROMP = {**PAPER_FROMP, "temperature": 1.0}
+"""Half the memory, and τ twice as large: the old tasks have the paper's weight."""
+STRENGTHS = {
+    "ewc": {"strength": 10.0},
+    "online_ewc": {"strength": 10.0},
+    "kronecker": {"strength": 10.0},
+    "si": {"strength": 0.1},
+}
 
 EXPERIMENT = Experiment(
     id="004-continual-permuted-mnist",
@@ -31,25 +39,21 @@ EXPERIMENT = Experiment(
     presets={
         "quick": ContinualSettings(
             stream="permuted", data="mnist", tasks=10, net="100-100", num_data=2000, epochs=10,
-            lr=1e-3, memory=200,
+            lr=1e-3, memory=100,
             options={
-                "ewc": {"strength": 10.0},
-                "online_ewc": {"strength": 10.0},
-                "kronecker": {"strength": 10.0},
-                "si": {"strength": 0.1},
-                "fromp": PAPER_FROMP,
-                "fromp_l2": PAPER_FROMP,
-                "fromp_random": PAPER_FROMP,
+                **STRENGTHS,
+                "vcl_natural": {"training": {"lr": 0.5}},
+                "fromp": QUICK_FROMP,
+                "fromp_l2": QUICK_FROMP,
+                "fromp_random": QUICK_FROMP,
             },
         ),
         "paper": ContinualSettings(
             stream="permuted", data="mnist", tasks=10, net="100-100", num_data=100_000,
             test_images=100_000, epochs=10, lr=1e-3, memory=200,
             options={
-                "ewc": {"strength": 10.0},
-                "online_ewc": {"strength": 10.0},
-                "kronecker": {"strength": 10.0},
-                "si": {"strength": 0.1},
+                **STRENGTHS,
+                "vcl_natural": {"training": {"lr": 0.5}},
                 "vcl": PAPER_VCL,
                 "vcl_coreset": PAPER_VCL,
                 "fromp": PAPER_FROMP,

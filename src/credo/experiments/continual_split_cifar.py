@@ -14,6 +14,7 @@ from __future__ import annotations
 from credo.experiments.continual_setup import ContinualSettings
 from credo.experiments.continual_table import Statement, checker, drawer, run_one
 from credo.experiments.experiment import Experiment
+from credo.types import Json
 
 PUBLISHED = {"joint": 0.781, "fromp": 0.762, "si": 0.735, "ewc": 0.716, "vcl_coreset": 0.674}
 STATEMENTS: tuple[Statement, ...] = (
@@ -29,11 +30,12 @@ PAPER_FROMP = {
     "jitter": 1e-6,
     "training": {"clip": 100.0},
 }
-STRENGTHS = {
+STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 100.0},
     "online_ewc": {"strength": 100.0},
     "kronecker": {"strength": 10.0},
     "si": {"strength": 1.0},
+    "vcl_natural": {"training": {"lr": 0.5}},
 }
 
 EXPERIMENT = Experiment(

@@ -25,6 +25,12 @@ PAPER_FROMP = {
     "training": {"clip": 0.1},
 }
 PAPER_VCL = {"training": {"epochs": 120, "lr": 1e-3, "batch_size": 100_000}, "samples": 10}
+STRENGTHS = {
+    "ewc": {"strength": 1e4},
+    "online_ewc": {"strength": 1e4},
+    "kronecker": {"strength": 100.0},
+    "si": {"strength": 100.0},
+}
 
 EXPERIMENT = Experiment(
     id="004-continual-split-mnist",
@@ -38,10 +44,8 @@ EXPERIMENT = Experiment(
             stream="split", data="mnist", tasks=5, net="256-256", num_data=2000, epochs=10,
             lr=1e-3, memory=40,
             options={
-                "ewc": {"strength": 10.0},
-                "online_ewc": {"strength": 10.0},
-                "kronecker": {"strength": 10.0},
-                "si": {"strength": 1.0},
+                **STRENGTHS,
+                "vcl_natural": {"training": {"lr": 0.5}},
                 "fromp": PAPER_FROMP,
                 "fromp_l2": PAPER_FROMP,
                 "fromp_random": PAPER_FROMP,
@@ -51,10 +55,8 @@ EXPERIMENT = Experiment(
             stream="split", data="mnist", tasks=5, net="256-256", num_data=100_000,
             test_images=100_000, epochs=15, lr=1e-4, memory=40,
             options={
-                "ewc": {"strength": 10.0},
-                "online_ewc": {"strength": 10.0},
-                "kronecker": {"strength": 10.0},
-                "si": {"strength": 1.0},
+                **STRENGTHS,
+                "vcl_natural": {"training": {"lr": 0.5}},
                 "vcl": PAPER_VCL,
                 "vcl_coreset": PAPER_VCL,
                 "fromp": PAPER_FROMP,

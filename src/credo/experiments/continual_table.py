@@ -133,7 +133,7 @@ def _curves(axes: Any, results: list[Json], names: Sequence[str]) -> None:
     for name, colour in coloured(shown):
         matrices = np.array([r[f"{name}_matrix"] for r in results])
         tasks = matrices.shape[1]
-        averages = np.array([matrices[:, i, : i + 1].mean((1, 2)) for i in range(tasks)])
+        averages = np.array([matrices[:, i, : i + 1].mean(1) for i in range(tasks)])
         axes.plot(range(1, tasks + 1), 100 * averages, color=colour, linewidth=1.8,
                   label=LEARNERS[name].title)  # fmt: skip
     axes.set(xlabel="tasks learned", ylabel="accuracy over these, %")
