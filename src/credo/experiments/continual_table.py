@@ -122,7 +122,7 @@ def draw(results: list[Json], path: Path, title: str, published: Mapping[str, fl
                           label="published"),
         ]  # fmt: skip
         if published:
-            dots[0].legend(handles=handles, fontsize=8, loc="lower left")
+            figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2)
         _curves(curve, results, names)
         return save(figure, path)
 
@@ -133,9 +133,10 @@ def _curves(axes: Any, results: list[Json], names: Sequence[str]) -> None:
     for name, colour in coloured(shown):
         matrices = np.array([r[f"{name}_matrix"] for r in results])
         tasks = matrices.shape[1]
-        averages = np.array([matrices[:, i, : i + 1].mean(1) for i in range(tasks)])
-        axes.plot(range(1, tasks + 1), 100 * averages, color=colour, linewidth=1.8,
-                  label=LEARNERS[name].title)  # fmt: skip
+        averages = 100 * np.array([matrices[:, i, : i + 1].mean(1) for i in range(tasks)])
+        places = range(1, tasks + 1)
+        axes.plot(places, averages, color=colour, linewidth=0.7, alpha=0.4)
+        axes.plot(places, averages.mean(1), color=colour, label=LEARNERS[name].title)
     axes.set(xlabel="tasks learned", ylabel="accuracy over these, %")
     axes.set_xticks(range(1, tasks + 1))
     axes.tick_params(colors=GREY, labelcolor=BLACK)
