@@ -12,7 +12,17 @@ from pathlib import Path
 
 import torch
 
-from bench import laplace, optimizers, penalties, rule, squares, suites, sweep
+from bench import (
+    continual,
+    function_space,
+    laplace,
+    optimizers,
+    penalties,
+    rule,
+    squares,
+    suites,
+    sweep,
+)
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -35,6 +45,9 @@ SUITES = {
     "dense": rule.dense_step,
     "penalties-loop": penalties.in_a_loop,
     "penalties-priors": penalties.to_priors,
+    "function-space-kernel": function_space.kernel,
+    "function-space-ranking": function_space.ranking,
+    "continual": continual.learning,
     "sweep": sweep.many_runs,
 }
 

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 from credo.version import __version__
 
 if TYPE_CHECKING:
+    from credo import active as active
+    from credo import continual as continual
     from credo import data as data
     from credo import families as families
+    from credo import functionspace as functionspace
     from credo import likelihoods as likelihoods
     from credo import metrics as metrics
     from credo import optim as optim
@@ -68,8 +71,11 @@ _HOMES = {
     "tune_temperature": "tools",
 }
 _MODULES = (
+    "active",
+    "continual",
     "data",
     "families",
+    "functionspace",
     "likelihoods",
     "metrics",
     "optim",
