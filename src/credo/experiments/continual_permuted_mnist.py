@@ -10,6 +10,7 @@ from __future__ import annotations
 from credo.experiments.continual_setup import ContinualSettings
 from credo.experiments.continual_table import Statement, checker, drawer, run_one
 from credo.experiments.experiment import Experiment
+from credo.types import Json
 
 PUBLISHED = {"fromp": 0.949, "vcl": 0.93, "vcl_coreset": 0.946, "si": 0.86, "ewc": 0.84}
 STATEMENTS: tuple[Statement, ...] = (("fromp", "vcl"), ("vcl", "si"), ("vcl", "ewc"))
@@ -23,11 +24,11 @@ PAPER_FROMP = {
 PAPER_VCL = {"training": {"epochs": 100, "batch_size": 256}, "samples": 10}
 QUICK_FROMP = {**PAPER_FROMP, "temperature": 1.0}
 """Half the memory, and τ twice as large: the old tasks have the paper's weight."""
-STRENGTHS = {
+STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 10.0},
     "online_ewc": {"strength": 10.0},
     "kronecker": {"strength": 10.0},
-    "si": {"strength": 0.1},
+    "si": {"strength": 1.0},
 }
 
 EXPERIMENT = Experiment(
@@ -42,6 +43,8 @@ EXPERIMENT = Experiment(
             lr=1e-3, memory=100,
             options={
                 **STRENGTHS,
+                "vcl": {"predict_samples": 20},
+                "vcl_coreset": {"predict_samples": 20},
                 "vcl_natural": {"training": {"lr": 0.5}},
                 "fromp": QUICK_FROMP,
                 "fromp_l2": QUICK_FROMP,

@@ -51,6 +51,8 @@ EXPERIMENT = Experiment(
             epochs=15, batch_size=64, lr=1e-3, memory=40, pool=2,
             options={
                 **STRENGTHS,
+                "vcl": {"predict_samples": 20},
+                "vcl_coreset": {"predict_samples": 20},
                 "fromp": PAPER_FROMP,
                 "fromp_l2": PAPER_FROMP,
                 "fromp_random": PAPER_FROMP,

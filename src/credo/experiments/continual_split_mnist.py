@@ -14,6 +14,7 @@ from __future__ import annotations
 from credo.experiments.continual_setup import ContinualSettings
 from credo.experiments.continual_table import Statement, checker, drawer, run_one
 from credo.experiments.experiment import Experiment
+from credo.types import Json
 
 PUBLISHED = {"fromp": 0.990, "si": 0.989, "vcl": 0.970, "vcl_coreset": 0.984, "ewc": 0.631}
 STATEMENTS: tuple[Statement, ...] = (("fromp", "ewc"), ("fromp", "vcl"), ("si", "ewc"))
@@ -25,7 +26,7 @@ PAPER_FROMP = {
     "training": {"clip": 0.1},
 }
 PAPER_VCL = {"training": {"epochs": 120, "lr": 1e-3, "batch_size": 100_000}, "samples": 10}
-STRENGTHS = {
+STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 1e4},
     "online_ewc": {"strength": 1e4},
     "kronecker": {"strength": 100.0},
@@ -45,6 +46,8 @@ EXPERIMENT = Experiment(
             lr=1e-3, memory=40,
             options={
                 **STRENGTHS,
+                "vcl": {"predict_samples": 20},
+                "vcl_coreset": {"predict_samples": 20},
                 "vcl_natural": {"training": {"lr": 0.5}},
                 "fromp": PAPER_FROMP,
                 "fromp_l2": PAPER_FROMP,
