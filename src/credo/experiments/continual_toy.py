@@ -6,7 +6,9 @@ single head learns them one after the other. The pictures have no numbers; here 
 accuracy on the tasks that are over says how much of the boundary is left.
 
 EWC's λ is the best of a grid *in each seed*, by its own final accuracy over all tasks, which is in
-its favour; FROMP has one setting, chosen at seed 100.
+its favour; FROMP has one setting, chosen at seed 100. So is the data: in a first version, where
+the classes changed places in every task, FROMP kept only 64 to 74 % of the old tasks over four
+settings (EWC 50 %, joint training 93 %), and the tasks were then drawn anew as they are.
 
 The rules, written before any run of the verdict's seeds, ask with 95 % confidence over seeds
 whether, at the end,

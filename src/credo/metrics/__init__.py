@@ -22,6 +22,12 @@ from credo.metrics.calibration import (
     reliability,
 )
 from credo.metrics.chains import effective_sample_size, r_hat
+from credo.metrics.forgetting import (
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+)
 from credo.metrics.ood import aupr, auroc, fpr95
 from credo.metrics.scoring import (
     accuracy,
@@ -45,6 +51,8 @@ __all__ = [
     "adaptive_ece",
     "aupr",
     "auroc",
+    "average_accuracy",
+    "backward_transfer",
     "brier",
     "classwise_ece",
     "confidence",
@@ -54,6 +62,8 @@ __all__ = [
     "ece",
     "ece_floor",
     "effective_sample_size",
+    "forgetting",
+    "forward_transfer",
     "fpr95",
     "gaussian_nll",
     "gibbs_nll",
