@@ -38,7 +38,14 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import credo
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.families import Empirical
 from credo.metrics import accuracy, nll
 from credo.report.style import (
@@ -155,9 +162,7 @@ def check(results: list[Json]) -> Verdict:
     ]
     if numbers["hmc_error"] > TELLS_APART * numbers["hmc_step"]:
         return Verdict("inconclusive", numbers)
-    if min(signs) < 0:
-        return Verdict("not reproduced", numbers)
-    return Verdict("reproduced" if min(signs) > 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

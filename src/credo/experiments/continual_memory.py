@@ -26,7 +26,7 @@ import numpy as np
 
 from credo.experiments.continual_permuted_mnist import PAPER_FROMP
 from credo.experiments.continual_setup import ContinualSettings, learn_stream
-from credo.experiments.experiment import Experiment, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import Experiment, Verdict, judgement, sign_of_mean, summarise
 from credo.report.style import (
     BLUE,
     VERMILLION,
@@ -85,9 +85,7 @@ def check(results: list[Json]) -> Verdict:
     numbers = summarise(results)
     signs = {f"{name}_holds": sign_of_mean(values) for name, values in margins(results).items()}
     numbers |= {name: float(sign) for name, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

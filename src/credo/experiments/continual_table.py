@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from credo.experiments.continual_setup import LEARNERS, ContinualSettings, learn_stream
-from credo.experiments.experiment import Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import Verdict, judgement, sign_of_mean, summarise
 from credo.report.style import (
     BLACK,
     BLUE,
@@ -73,9 +73,7 @@ def judge(
         sign = sign_of_mean(differences(results, (better, worse)))
         signs[f"{better}_over_{worse}_holds"] = float(sign)
     numbers |= signs
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def checker(

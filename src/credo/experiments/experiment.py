@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -111,6 +111,18 @@ def sign_of_mean(values: Sequence[float], confidence: float = 0.95) -> int:
     if abs(mean) <= float(stats.t.ppf(confidence, len(values) - 1)) * error:
         return 0
     return 1 if mean > 0 else -1
+
+
+def judgement(signs: Iterable[float]) -> Judgement:
+    """Of statements that hold (1), fail (−1) or are open (0): all must hold, and none may fail.
+
+    >>> judgement([1, 1]), judgement([1, 0]), judgement([1, 0, -1])
+    ('reproduced', 'inconclusive', 'not reproduced')
+    """
+    worst = min(signs)
+    if worst > 0:
+        return "reproduced"
+    return "not reproduced" if worst < 0 else "inconclusive"
 
 
 def _is_number(value: Any) -> bool:

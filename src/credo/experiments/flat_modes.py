@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 import credo
-from credo.experiments.experiment import Experiment, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import Experiment, Verdict, judgement, sign_of_mean, summarise
 from credo.experiments.vl_setup import ImageSettings, images, method, scores, trained
 from credo.families import DiagGaussian
 from credo.metrics import gibbs_nll
@@ -127,9 +127,7 @@ def check(results: list[Json]) -> Verdict:
     numbers = summarise(results)
     signs = {f"{name}_holds": sign_of_mean(values) for name, values in margins(results).items()}
     numbers |= {name: float(sign) for name, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -28,7 +28,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 import credo
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.functionspace import to_gp
 from credo.report.style import BLUE, VERMILLION, blank_figure, faint_grid, house_style, save
 from credo.types import Json
@@ -126,9 +133,7 @@ def check(results: list[Json]) -> Verdict:
     for name in NAMES:
         signs.append(sign_of_mean([REGRET - r[f"{name}_regret"] for r in results]))
         numbers[f"{name}_holds"] = float(signs[-1])
-    if min(signs) > 0:
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -30,7 +30,14 @@ from torch import Tensor
 import credo
 from credo.data.npz import read_npz
 from credo.data.sets import data_root
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.experiments.networks import build
 from credo.functionspace import relevance, select
 from credo.report.style import blank_figure, house_style, save
@@ -118,9 +125,7 @@ def check(results: list[Json]) -> Verdict:
     numbers = summarise(results)
     signs = {f"{name}_holds": sign_of_mean(values) for name, values in margins(results).items()}
     numbers |= {name: float(sign) for name, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

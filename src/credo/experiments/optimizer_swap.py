@@ -34,7 +34,14 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 import credo
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.experiments.networks import NetName, build
 from credo.report.style import GREY, blank_figure, coloured, faint_grid, house_style, save
 from credo.types import Json, Method
@@ -174,9 +181,7 @@ def check(results: list[Json]) -> Verdict:
         for statement, values in margins(results, data).items()
     }
     numbers |= {name: float(sign) for name, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -29,7 +29,14 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from credo.errors import MissingExtraError
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.families import DiagGaussian
 from credo.gallery.policy_search import PolicySearch
 from credo.learner import Step
@@ -92,9 +99,7 @@ def check(results: list[Json]) -> Verdict:
         for p in POLICIES
     ]
     numbers = summarise(results)
-    if min(signs) < 0:
-        return Verdict("not reproduced", numbers)
-    return Verdict("reproduced" if min(signs) > 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -33,7 +33,14 @@ from torch.nn.functional import avg_pool2d
 
 import credo
 from credo.data import SegmentationSet
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.experiments.unet import build_unet
 from credo.posterior import Posterior
 from credo.report.style import (
@@ -213,9 +220,7 @@ def check(results: list[Json]) -> Verdict:
         for quantity in ("entropy", "information")
         for value in (_above_chance, _rise_at_borders)
     ]
-    if min(signs) < 0:
-        return Verdict("not reproduced", numbers)
-    return Verdict("reproduced" if min(signs) > 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -41,7 +41,14 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import credo
 from credo.errors import ConvergenceError
 from credo.expectations import GaussHermite
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.families import DiagGaussian
 from credo.kl import kl
 from credo.optim import IVON, VOGN
@@ -271,9 +278,7 @@ def check(results: list[Json]) -> Verdict:
                 strays = place == "wrong" and method in ("vogn", "squared_gradients")
                 signs[f"{part}_holds"] = -agrees if strays else agrees
     numbers |= {part: float(sign) for part, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import credo
 from credo import schedules, storage
 from credo.errors import NonFiniteError
-from credo.experiments.experiment import Settings, Verdict, mean_and_error, sign_of_mean
+from credo.experiments.experiment import Settings, Verdict, judgement, mean_and_error, sign_of_mean
 from credo.experiments.networks import NetName, build
 from credo.families.links import LinkName
 from credo.methods.optimizers import BY_NAME, OptimizerSpec
@@ -270,9 +270,7 @@ def judge(statements: Mapping[str, Sequence[float]], numbers: Mapping[str, float
             mean, error = mean_and_error(margins)
             found |= {name: mean} | ({f"{name}_se": error} if math.isfinite(error) else {})
         found[f"{name}_holds"] = float(signs[-1])
-    if all(sign > 0 for sign in signs):
-        return Verdict("reproduced", found)
-    return Verdict("not reproduced" if min(signs) < 0 else "inconclusive", found)
+    return Verdict(judgement(signs), found)
 
 
 def averages(results: Sequence[Json], measures: Sequence[str] = tuple(MEASURES)) -> Json:

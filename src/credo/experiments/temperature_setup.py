@@ -39,7 +39,7 @@ from torch.nn.functional import avg_pool2d
 
 import credo
 from credo import storage
-from credo.experiments.experiment import Settings, Verdict, mean_and_error, sign_of_mean
+from credo.experiments.experiment import Settings, Verdict, judgement, mean_and_error, sign_of_mean
 from credo.families import DiagGaussian
 from credo.metrics import accuracy, auroc, confidence, ece, nll
 from credo.objectives.temperature import hidden_units
@@ -286,9 +286,7 @@ STATEMENTS: Mapping[str, Callable[[Json], float]] = {
 def verdict(numbers: dict[str, float]) -> Verdict:
     """Reproduced if every statement holds, not if one fails, open otherwise."""
     signs = [numbers[f"{name}_holds"] for name in STATEMENTS]
-    if all(sign == 1 for sign in signs):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if -1 in signs else "inconclusive", numbers)
+    return Verdict(judgement(signs), numbers)
 
 
 # --- pictures -------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from credo.experiments.experiment import Experiment, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import Experiment, Verdict, judgement, sign_of_mean, summarise
 from credo.experiments.vl_setup import ImageSettings, images, method, scores, trained
 from credo.report.style import (
     BLUE,
@@ -129,9 +129,7 @@ def check(results: list[Json]) -> Verdict:
     numbers = summarise([row | _ends(r) for row, r in zip(rows, results, strict=True)])
     signs = {f"{name}_holds": sign_of_mean([row[name] for row in rows]) for name in rows[0]}
     numbers |= {name: float(sign) for name, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

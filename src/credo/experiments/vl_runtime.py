@@ -26,7 +26,14 @@ import numpy as np
 import torch
 
 import credo
-from credo.experiments.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
+from credo.experiments.experiment import (
+    Experiment,
+    Settings,
+    Verdict,
+    judgement,
+    sign_of_mean,
+    summarise,
+)
 from credo.experiments.networks import NetName, build
 from credo.report.style import (
     BLUE,
@@ -112,9 +119,7 @@ def check(results: list[Json]) -> Verdict:
     numbers = summarise(results)
     signs = {f"{name}_holds": sign_of_mean(values) for name, values in margins(results).items()}
     numbers |= {name: float(sign) for name, sign in signs.items()}
-    if all(sign > 0 for sign in signs.values()):
-        return Verdict("reproduced", numbers)
-    return Verdict("not reproduced" if min(signs.values()) < 0 else "inconclusive", numbers)
+    return Verdict(judgement(signs.values()), numbers)
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:

@@ -43,6 +43,7 @@ from credo.families import (
     KroneckerGaussian,
     LowRankGaussian,
 )
+from credo.linearised.covariance import covariance_tiles, low_rank_reduction
 from credo.params.jacobian_blocks import Block, Cotangents, KronCovariance, MatrixBlock, chunks
 from credo.params.jacobians import Jacobians, aligned
 from credo.types import Vector
@@ -267,11 +268,7 @@ def _(q: DiagGaussian) -> FeatureMap:
 
 @feature_map.register
 def _(q: LowRankGaussian) -> FeatureMap:
-    # Σ = D⁻¹ − WWᵀ with W = D⁻¹U L⁻ᵀ and LLᵀ = I + UᵀD⁻¹U.
-    scaled = q.factor / q.diagonal.unsqueeze(-1)
-    one = torch.eye(scaled.shape[1], dtype=scaled.dtype, device=scaled.device)
-    root = torch.linalg.cholesky(q.factor.mT @ scaled + one)
-    taken = torch.linalg.solve_triangular(root, scaled.mT, upper=False).mT
+    taken = low_rank_reduction(q)
     diagonal = _diagonal(1 / q.diagonal)
 
     def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
@@ -284,18 +281,12 @@ def _(q: LowRankGaussian) -> FeatureMap:
 
 @feature_map.register
 def _(q: KroneckerGaussian) -> FeatureMap:
-    tiles = [
-        KronCovariance(
-            _inverse_root(left), _inverse_root(right), left.new_ones(len(left), len(right))
-        )
-        for left, right in q.blocks
-    ]
-    return _kronecker(tiles)
+    return _kronecker(covariance_tiles(q))
 
 
 @feature_map.register
 def _(q: EigenKroneckerGaussian) -> FeatureMap:
-    return _kronecker([KronCovariance(b.left, b.right, 1 / b.values) for b in q.blocks])
+    return _kronecker(covariance_tiles(q))
 
 
 def _diagonal(variance: Vector) -> FeatureMap:
@@ -377,9 +368,3 @@ def _all_rows(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
     if directions is None:
         return jacobians.rows()
     return jacobians.pull(directions).movedim(0, 1)
-
-
-def _inverse_root(matrix: Tensor) -> Tensor:
-    """L⁻ᵀ with LLᵀ = matrix."""
-    one = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), one, upper=False).mT

@@ -113,12 +113,7 @@ def _(q: DiagGaussian) -> OutputCovariance:
 
 @output_covariance.register
 def _(q: LowRankGaussian) -> OutputCovariance:
-    # Σ = D⁻¹ − WWᵀ with W = D⁻¹U L⁻ᵀ and LLᵀ = I + UᵀD⁻¹U.
-    scaled = q.factor / q.diagonal.unsqueeze(-1)
-    inner = q.factor.mT @ scaled
-    one = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-    root = torch.linalg.cholesky(inner + one)
-    taken = torch.linalg.solve_triangular(root, scaled.mT, upper=False).mT
+    taken = low_rank_reduction(q)
 
     def covariance(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
         along = jacobians.times(taken, directions)
@@ -129,19 +124,35 @@ def _(q: LowRankGaussian) -> OutputCovariance:
 
 @output_covariance.register
 def _(q: KroneckerGaussian) -> OutputCovariance:
-    tiles = [
-        KronCovariance(
-            _inverse_root(left), _inverse_root(right), left.new_ones(len(left), len(right))
-        )
-        for left, right in q.blocks
-    ]
+    tiles = covariance_tiles(q)
     return lambda jacobians, directions: jacobians.kron_variance(tiles, directions)
 
 
 @output_covariance.register
 def _(q: EigenKroneckerGaussian) -> OutputCovariance:
-    tiles = [KronCovariance(b.left, b.right, 1 / b.values) for b in q.blocks]
+    tiles = covariance_tiles(q)
     return lambda jacobians, directions: jacobians.kron_variance(tiles, directions)
+
+
+def low_rank_reduction(q: LowRankGaussian) -> Tensor:
+    """W, (P, r), of Σ = D⁻¹ − WWᵀ: W = D⁻¹U L⁻ᵀ with LLᵀ = I + UᵀD⁻¹U."""
+    scaled = q.factor / q.diagonal.unsqueeze(-1)
+    inner = q.factor.mT @ scaled
+    one = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+    root = torch.linalg.cholesky(inner + one)
+    return torch.linalg.solve_triangular(root, scaled.mT, upper=False).mT
+
+
+def covariance_tiles(q: KroneckerGaussian | EigenKroneckerGaussian) -> list[KronCovariance]:
+    """Σ, block by block."""
+    if isinstance(q, EigenKroneckerGaussian):
+        return [KronCovariance(b.left, b.right, 1 / b.values) for b in q.blocks]
+    return [
+        KronCovariance(
+            _inverse_root(left), _inverse_root(right), left.new_ones(len(left), len(right))
+        )
+        for left, right in q.blocks
+    ]
 
 
 def _rows(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
