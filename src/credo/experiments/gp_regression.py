@@ -161,7 +161,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
                 )  # fmt: skip
             axes.plot(grid, mean, color=BLUE, label="mean")
             axes.scatter(first[f"{name}_x"], first[f"{name}_y"], s=5, color=BLACK, zorder=3)
-            axes.set(xlabel="x", ylabel="y", title=title.capitalize(), ylim=(-3, 3))
+            axes.set(xlabel="x", ylabel="y", title=title[0].upper() + title[1:], ylim=(-3, 3))
         axes.legend(fontsize=8.5)
         return [save(figure, folder / "gp-regression.png")]
 
