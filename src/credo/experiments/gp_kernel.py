@@ -120,7 +120,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     classes = len(set(first["labels"]))
     step = len(first["labels"]) / classes
     with house_style():
-        figure = blank_figure(9, 4.2)
+        figure = blank_figure(9, 4.6)
         for axes, (key, title) in zip(
             figure.subplots(1, 2),
             {"before": "Before training", "after": "After training"}.items(),
