@@ -43,7 +43,7 @@ from credo.families import (
     KroneckerGaussian,
     LowRankGaussian,
 )
-from credo.linearised.covariance import covariance_tiles, low_rank_reduction
+from credo.linearised.covariance import covariance_tiles, low_rank_reduction, output_rows
 from credo.params.jacobian_blocks import Block, Cotangents, KronCovariance, MatrixBlock, chunks
 from credo.params.jacobians import Jacobians, aligned
 from credo.types import Vector
@@ -227,7 +227,7 @@ def feature_map(q: Family) -> FeatureMap:
 @feature_map.register
 def _(q: Gaussian) -> FeatureMap:
     def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        rows = _all_rows(jacobians, directions)
+        rows = output_rows(jacobians, directions)
         return Features([Solved(rows, q.solve(rows))], len(rows))
 
     return features
@@ -236,7 +236,7 @@ def _(q: Gaussian) -> FeatureMap:
 @feature_map.register
 def _(q: FullGaussian) -> FeatureMap:
     def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        rows = _all_rows(jacobians, directions)
+        rows = output_rows(jacobians, directions)
         columns = rows.flatten(0, 1).mT
         white = torch.linalg.solve_triangular(q.cholesky, columns, upper=False)
         return Features([Rows(white.mT.unflatten(0, rows.shape[:2]))], len(rows))
@@ -361,10 +361,3 @@ def _turned(rows: Tensor, tiles: Sequence[KronCovariance]) -> Tensor:
         turned = turned if tile.right is None else turned @ tile.right
         pieces.append((turned * tile.variance.sqrt()).flatten(-2))
     return torch.cat(pieces, dim=-1)
-
-
-def _all_rows(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
-    """cᵀJ, (B, R, P)."""
-    if directions is None:
-        return jacobians.rows()
-    return jacobians.pull(directions).movedim(0, 1)

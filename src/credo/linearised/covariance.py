@@ -70,7 +70,7 @@ def output_covariance(q: Family) -> OutputCovariance:
 @output_covariance.register
 def _(q: Gaussian) -> OutputCovariance:
     def covariance(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
-        rows = _rows(jacobians, directions)
+        rows = output_rows(jacobians, directions)
         return q.solve(rows) @ rows.mT
 
     return covariance
@@ -79,7 +79,7 @@ def _(q: Gaussian) -> OutputCovariance:
 @output_covariance.register
 def _(q: FullGaussian) -> OutputCovariance:
     def covariance(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
-        rows = _rows(jacobians, directions)
+        rows = output_rows(jacobians, directions)
         columns = rows.flatten(0, 1).mT
         white = torch.linalg.solve_triangular(q.cholesky, columns, upper=False)
         half = white.mT.unflatten(0, rows.shape[:2])
@@ -155,7 +155,7 @@ def covariance_tiles(q: KroneckerGaussian | EigenKroneckerGaussian) -> list[Kron
     ]
 
 
-def _rows(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
+def output_rows(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
     """cᵀJ, (B, R, P)."""
     if directions is None:
         return jacobians.rows()
