@@ -29,7 +29,7 @@ def companion_radius(lr: float, momentum: float, curvature: float) -> float:
 # --- robust regions -------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(momenta, curvatures, st.floats(0.0, 1.0))
 def test_inside_the_region_the_radius_is_the_root_of_momentum(
     momentum: float, curvature: float, where: float
@@ -83,8 +83,8 @@ def test_regions_that_make_no_sense_are_refused() -> None:
 # --- the tuner ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
-@given(st.floats(-12, 12))
+@settings(max_examples=100)
+@given(st.floats(-60, 60))
 def test_the_cubic_is_solved_as_well_as_a_grid_does(log_p: float) -> None:
     """x²D² + (1 − x)⁴C/h² is px² + (1 − x)⁴/2 up to a factor."""
     p = 10.0**log_p
@@ -92,8 +92,8 @@ def test_the_cubic_is_solved_as_well_as_a_grid_does(log_p: float) -> None:
     grid = np.linspace(0, 1, 100_001)
     best = grid[np.argmin(p * grid**2 + (1 - grid) ** 4 / 2)]
     assert abs(x - best) <= 2e-5
-    # p·x is as exact as 1 + y allows: one rounding of 1.
-    assert abs(p * x - (1 - x) ** 3) <= 4e-16 * (p + 3)
+    # Both sides are at most 1; the closed form rounds a dozen times, its root is well conditioned.
+    assert abs(p * x - (1 - x) ** 3) <= 3e-15
 
 
 @settings(deadline=None, max_examples=50)

@@ -34,15 +34,16 @@ from credo.types import Json
 def best_root_momentum(p: float) -> float:
     """x in [0, 1] with px = (1 − x)³, for p ≥ 0, by the cubic's hyperbolic closed form.
 
-    Vieta's formula, which the authors use, subtracts two large numbers where p is large.
+    Vieta's formula, which the authors use, subtracts two large numbers where p is large. This one
+    gives z = 1 − x with all its digits; where x is small it is z³/p, which keeps them.
 
     >>> best_root_momentum(0.0), round(best_root_momentum(0.5), 9), best_root_momentum(1e40)
-    (1.0, 0.410245488, 0.0)
+    (1.0, 0.410245488, 1e-40)
     """
     if p < 1e-300:
         return 1.0
-    y = -2.0 * math.sqrt(p / 3.0) * math.sinh(math.asinh(1.5 * math.sqrt(3.0 / p)) / 3.0)
-    return min(max(1.0 + y, 0.0), 1.0)
+    z = 2.0 * math.sqrt(p / 3.0) * math.sinh(math.asinh(1.5 * math.sqrt(3.0 / p)) / 3.0)
+    return min(z**3 / p if p > 1.0 else 1.0 - z, 1.0)
 
 
 def least_root_momentum(curvature_min: float, curvature_max: float) -> float:
