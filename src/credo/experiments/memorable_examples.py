@@ -2,11 +2,13 @@ r"""Document 004, "memorable past": the examples with the largest Λ are the har
 
 The slides rank training images by Λ(x) = tr(diag(p) − ppᵀ) and show the most and the least relevant
 digits of MNIST and images of CIFAR-10: the first are written badly or could be two things, the last
-are plain. The pictures have no numbers. Here LeNet-5 is trained on each set, and test images, which
-it has not fitted, are ranked by relevance (no label is needed for it), the top and the bottom tenth
-taken. For CIFAR-10 some fifty people labelled every test image (CIFAR-10H, Peterson, Battleday,
-Griffiths & Russakovsky, 2019), so how ambiguous it is can be said without the network: by the
-entropy of their labels.
+are plain. Here LeNet-5 is trained on each set; the figures show the same of its training images.
+
+The slides' pictures have no numbers. For numbers the test images, which the network has not fitted,
+are ranked by relevance too (no label is needed for it), the top and the bottom tenth taken. For
+CIFAR-10 some fifty people labelled every test image (CIFAR-10H, Peterson, Battleday, Griffiths &
+Russakovsky, 2019), so how ambiguous it is can be said without the network: by the entropy of their
+labels.
 
 Rules of the verdict, written before the first run: with 95 % confidence over seeds
 
@@ -49,7 +51,10 @@ SOFT_LABELS = "cifar10h_test_soft_labels.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class MemorableSettings(Settings):
-    """``share`` of the ranked images is most, and as many least relevant; ``shown`` of each."""
+    """``share`` of ``ranked`` test images is most, and as many least relevant.
+
+    ``shown`` of the training images are in the figure, of each.
+    """
 
     net: str = "LeNet-5"
     num_data: int = 20_000
@@ -62,7 +67,7 @@ class MemorableSettings(Settings):
 
 
 def run_one(settings: MemorableSettings, seed: int, folder: Path) -> Json:
-    """Train on each set; rank its test images."""
+    """Train on each set; rank its training images to be seen and its test images to be judged."""
     result: Json = {}
     for name in settings.data:
         images = credo.data.load(name)
@@ -76,6 +81,7 @@ def run_one(settings: MemorableSettings, seed: int, folder: Path) -> Json:
             model, credo.MAP(lr=settings.lr), (x, y), epochs=settings.epochs, batch_size=128,
             seed=seed, folder=folder / name, progress=False,
         )  # fmt: skip
+        fitted = relevance(posterior, (x, y), progress=False)
         scores = relevance(posterior, (test, labels), progress=False)
         wrong = posterior.predict(test, at="mean").probs.argmax(-1) != labels
         count = max(1, int(settings.share * len(test)))
@@ -85,10 +91,9 @@ def run_one(settings: MemorableSettings, seed: int, folder: Path) -> Json:
             result[f"{name}_{rank}_score"] = float(scores[chosen].mean())
             if name == "cifar10":
                 result[f"{name}_{rank}_entropy"] = float(_human_entropy(len(test))[chosen].mean())
-            result[f"{name}_{rank}_images"] = _pixels(test[chosen[: settings.shown]])
-            result[f"{name}_{rank}_labels"] = [
-                images.classes[int(label)] for label in labels[chosen[: settings.shown]]
-            ]
+            seen = select(fitted, settings.shown, least=least)
+            result[f"{name}_{rank}_images"] = _pixels(x[seen])
+            result[f"{name}_{rank}_labels"] = [images.classes[int(label)] for label in y[seen]]
         result[f"{name}_error"] = float(wrong.float().mean())
     return result
 
@@ -129,7 +134,7 @@ def check(results: list[Json]) -> Verdict:
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:
-    """The first seed's most and least relevant images of every set, with their labels."""
+    """The first seed's most and least relevant training images of every set, with labels."""
     first, paths = results[0], []
     for name in (s for s in SETS if f"{s}_error" in results[0]):
         with house_style():
