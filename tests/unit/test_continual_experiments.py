@@ -13,10 +13,12 @@ from credo.experiments import (
     continual_setup,
     continual_split_cifar,
     continual_split_mnist,
+    continual_strengths,
     continual_table,
     continual_toy,
 )
 from credo.experiments.continual_setup import LEARNERS, ContinualSettings
+from credo.experiments.studies import find_study
 
 SCATTER = (-0.001, 0.0, 0.001)
 TINY = ContinualSettings(
@@ -194,3 +196,22 @@ def test_cifar_streams_put_cifar_10_before_parts_of_cifar_100(monkeypatch):
     assert [task.head for task in stream] == [0, 1, 2]
     assert stream.head_sizes == (10, 10, 10)
     assert stream[2].classes == tuple(range(10, 20))
+
+
+def test_strengths_are_searched_with_the_other_settings_of_the_stream(tmp_path, monkeypatch):
+    seen = {}
+
+    def learn(settings, name, seed, folder):
+        seen.update(options=settings.options, name=name, seed=seed)
+        return continual_setup.learn_stream(replace(TINY, options=settings.options), name, seed,
+                                            folder)  # fmt: skip
+
+    monkeypatch.setattr(continual_strengths, "learn_stream", learn)
+    study = find_study("continual-permuted-mnist")
+    quick = continual_permuted_mnist.EXPERIMENT.presets["quick"]
+    found = study.run({"learner": "fromp", "strength": 0.5}, 7, tmp_path)
+    assert set(found) == {"average_accuracy", "forgetting", "average_ece"}
+    assert (seen["name"], seen["seed"]) == ("fromp", continual_strengths.SEED)
+    assert seen["options"]["fromp"] == {**quick.options["fromp"], "temperature": 0.5}
+    assert seen["options"]["ewc"] == quick.options["ewc"]
+    assert set(continual_strengths.KNOBS) <= set(LEARNERS)

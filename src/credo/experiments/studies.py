@@ -10,6 +10,7 @@ from torch import nn
 
 from credo.data import digits
 from credo.errors import DataError
+from credo.experiments.continual_strengths import CONTINUAL_STUDIES
 from credo.likelihoods import Categorical
 from credo.methods import VI
 from credo.metrics import accuracy, ece
@@ -70,7 +71,7 @@ VI_DIGITS = Study(
     objective="val_nll",
 )
 
-STUDIES: dict[str, Study] = {study.name: study for study in (VI_DIGITS,)}
+STUDIES: dict[str, Study] = {study.name: study for study in (VI_DIGITS, *CONTINUAL_STUDIES)}
 
 
 def find_study(name: str) -> Study:
