@@ -48,6 +48,7 @@ SUITES = {
     "function-space-kernel": function_space.kernel,
     "function-space-ranking": function_space.ranking,
     "continual": continual.learning,
+    "continual-full": continual.full_length,
     "sweep": sweep.many_runs,
 }
 

@@ -9,6 +9,7 @@ import credo
 from bench.laplace import BATCH_SIZE, adam_epoch
 from bench.nets import NETS, batch
 from bench.timing import Contestants, Row, interleave
+from credo.errors import DataError
 from credo.families import DiagGaussian
 from credo.functionspace import leverage, relevance, to_gp
 
@@ -53,12 +54,22 @@ def kernel(net: str = "lenet5", inputs: int = 1000, rounds: int = ROUNDS) -> lis
     return interleave("kernel", net, contestants, baselines, rounds, steps=1)
 
 
+def digits_or_noise(net: str, num_data: int) -> tuple[Tensor, Tensor]:
+    """MNIST where it is installed: a network that is sure of its classes is ranked sooner."""
+    try:
+        x, y = credo.data.load("mnist").train
+    except DataError as error:
+        print(f"ranking noise, which takes longer than digits do: {error}")
+        return batch(net, num_data)
+    return x[:num_data], y[:num_data]
+
+
 def ranking(net: str = "lenet5", num_data: int = 60_000, rounds: int = ROUNDS) -> list[Row]:
     """Scores of all examples, relative to an epoch of forward passes and one of training."""
-    make, (x, y) = NETS[net], batch(net, num_data)
+    make, (x, y) = NETS[net], digits_or_noise(net, num_data)
     trained = make()
-    warm = adam_epoch(trained, x[:6000], y[:6000])
-    for _ in range(3):
+    warm = adam_epoch(trained, x, y)
+    for _ in range(2):
         warm()
     posterior = diagonal_posterior(trained.eval())
 
