@@ -22,13 +22,14 @@ PAPER_FROMP = {
     "training": {"clip": 0.01},
 }
 PAPER_VCL = {"training": {"epochs": 100, "batch_size": 256}, "samples": 10}
+QUICK_VCL = {**PAPER_VCL, "samples": 1, "predict_samples": 20}
 QUICK_FROMP = {**PAPER_FROMP, "temperature": 1.0}
 """Half the memory, and τ twice as large: the old tasks have the paper's weight."""
 STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 10.0},
     "online_ewc": {"strength": 10.0},
     "kronecker": {"strength": 10.0},
-    "si": {"strength": 1.0},
+    "si": {"strength": 10.0},
 }
 
 EXPERIMENT = Experiment(
@@ -43,9 +44,9 @@ EXPERIMENT = Experiment(
             lr=1e-3, memory=100,
             options={
                 **STRENGTHS,
-                "vcl": {"predict_samples": 20},
-                "vcl_coreset": {"predict_samples": 20},
-                "vcl_natural": {"training": {"lr": 0.5}},
+                "vcl": QUICK_VCL,
+                "vcl_coreset": QUICK_VCL,
+                "vcl_natural": {"training": {"lr": 0.5}, "predict_samples": 20},
                 "fromp": QUICK_FROMP,
                 "fromp_l2": QUICK_FROMP,
                 "fromp_random": QUICK_FROMP,

@@ -30,12 +30,13 @@ PAPER_FROMP = {
     "jitter": 1e-6,
     "training": {"clip": 100.0},
 }
+QUICK_FROMP = {**PAPER_FROMP, "temperature": 100.0}
 STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 100.0},
     "online_ewc": {"strength": 100.0},
-    "kronecker": {"strength": 10.0},
-    "si": {"strength": 1.0},
-    "vcl_natural": {"training": {"lr": 0.5}},
+    "kronecker": {"strength": 100.0},
+    "si": {"strength": 100.0},
+    "vcl_natural": {"training": {"lr": 0.02}},
 }
 
 EXPERIMENT = Experiment(
@@ -53,9 +54,10 @@ EXPERIMENT = Experiment(
                 **STRENGTHS,
                 "vcl": {"predict_samples": 20},
                 "vcl_coreset": {"predict_samples": 20},
-                "fromp": PAPER_FROMP,
-                "fromp_l2": PAPER_FROMP,
-                "fromp_random": PAPER_FROMP,
+                "vcl_natural": {"training": {"lr": 0.02}, "predict_samples": 20},
+                "fromp": QUICK_FROMP,
+                "fromp_l2": QUICK_FROMP,
+                "fromp_random": QUICK_FROMP,
             },
         ),
         "paper": ContinualSettings(

@@ -26,6 +26,7 @@ PAPER_FROMP = {
     "training": {"clip": 0.1},
 }
 PAPER_VCL = {"training": {"epochs": 120, "lr": 1e-3, "batch_size": 100_000}, "samples": 10}
+QUICK_VCL = {**PAPER_VCL, "samples": 1, "predict_samples": 20}
 STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 1e4},
     "online_ewc": {"strength": 1e4},
@@ -46,9 +47,9 @@ EXPERIMENT = Experiment(
             lr=1e-3, memory=40,
             options={
                 **STRENGTHS,
-                "vcl": {"predict_samples": 20},
-                "vcl_coreset": {"predict_samples": 20},
-                "vcl_natural": {"training": {"lr": 0.5}},
+                "vcl": QUICK_VCL,
+                "vcl_coreset": QUICK_VCL,
+                "vcl_natural": {"training": {"lr": 0.5}, "predict_samples": 20},
                 "fromp": PAPER_FROMP,
                 "fromp_l2": PAPER_FROMP,
                 "fromp_random": PAPER_FROMP,
