@@ -26,7 +26,8 @@ PAPER_FROMP = {
     "training": {"clip": 0.1},
 }
 PAPER_VCL = {"training": {"epochs": 120, "lr": 1e-3, "batch_size": 100_000}, "samples": 10}
-QUICK_VCL = {**PAPER_VCL, "samples": 1, "predict_samples": 20}
+QUICK_VCL = {"training": {"epochs": 50}, "predict_samples": 20}
+"""Of 2,000 images the published 120 full-batch steps learn less than of 12,000: 86.6 and 96.0 %."""
 STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 1e4},
     "online_ewc": {"strength": 1e4},
