@@ -5,11 +5,11 @@ those of its training from ``options[name]["training"]``; all learners of one se
 stream and start from the same weights.
 
 The quick presets keep the paper's tasks, heads and network, and have fewer images (and a learning
-rate that suits fewer steps). How strongly a learner holds on to the past (EWC, online EWC, Kronecker
-factors, SI; FROMP's τ on the two streams that are not the paper's in size) was searched over powers
-of ten by average accuracy at seed 100, which no verdict uses, until the best was inside of the grid:
-`credo.experiments.continual_strengths`. For VCL numbers of epochs were tried, for its natural
-gradient step sizes. Replay and FROMP's variants have not been searched.
+rate that suits fewer steps). How strongly EWC, online EWC, Kronecker factors and SI hold on to the
+past, and FROMP on split CIFAR, was searched over powers of ten by average accuracy at seed 100,
+which no verdict uses, until the best was inside of the grid (`continual_strengths`). For VCL
+numbers of epochs were tried, for its natural gradient step sizes. Elsewhere FROMP has the published
+settings, and so have its variants everywhere; replay was not searched.
 """
 
 from __future__ import annotations
