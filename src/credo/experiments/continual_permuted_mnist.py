@@ -7,7 +7,7 @@ verdict's seeds, ask whether FROMP is above VCL, and VCL above SI and EWC.
 
 from __future__ import annotations
 
-from credo.experiments.continual_setup import ContinualSettings
+from credo.experiments.continual_setup import ContinualSettings, same_for_variants
 from credo.experiments.continual_table import Statement, checker, drawer, run_one
 from credo.experiments.experiment import Experiment
 from credo.types import Json
@@ -44,12 +44,8 @@ EXPERIMENT = Experiment(
             lr=1e-3, memory=100,
             options={
                 **STRENGTHS,
-                "vcl": QUICK_VCL,
-                "vcl_coreset": QUICK_VCL,
                 "vcl_natural": {"training": {"lr": 0.5}, "predict_samples": 20},
-                "fromp": QUICK_FROMP,
-                "fromp_l2": QUICK_FROMP,
-                "fromp_random": QUICK_FROMP,
+                **same_for_variants(vcl=QUICK_VCL, fromp=QUICK_FROMP),
             },
         ),
         "paper": ContinualSettings(
@@ -58,11 +54,7 @@ EXPERIMENT = Experiment(
             options={
                 **STRENGTHS,
                 "vcl_natural": {"training": {"lr": 0.5}},
-                "vcl": PAPER_VCL,
-                "vcl_coreset": PAPER_VCL,
-                "fromp": PAPER_FROMP,
-                "fromp_l2": PAPER_FROMP,
-                "fromp_random": PAPER_FROMP,
+                **same_for_variants(vcl=PAPER_VCL, fromp=PAPER_FROMP),
             },
         ),
     },

@@ -78,6 +78,16 @@ LEARNERS: dict[str, Entry] = {
 """Every learner by the name that settings and results know it by."""
 
 
+def same_for_variants(*, vcl: Json, fromp: Json) -> dict[str, Json]:
+    """Options of VCL with and without a coreset, and of FROMP with each kernel and memory.
+
+    >>> sorted(same_for_variants(vcl={}, fromp={}))
+    ['fromp', 'fromp_l2', 'fromp_random', 'vcl', 'vcl_coreset']
+    """
+    both = dict.fromkeys(("vcl", "vcl_coreset"), vcl)
+    return both | dict.fromkeys(("fromp", "fromp_l2", "fromp_random"), fromp)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContinualSettings(Settings):
     """``num_data`` and ``test_images`` are counts of one task; ``memory`` too.

@@ -11,7 +11,7 @@ whether FROMP is above EWC, SI and VCL with a coreset, and joint training above 
 
 from __future__ import annotations
 
-from credo.experiments.continual_setup import ContinualSettings
+from credo.experiments.continual_setup import ContinualSettings, same_for_variants
 from credo.experiments.continual_table import Statement, checker, drawer, run_one
 from credo.experiments.experiment import Experiment
 from credo.types import Json
@@ -52,12 +52,8 @@ EXPERIMENT = Experiment(
             epochs=15, batch_size=64, lr=1e-3, memory=40, pool=2,
             options={
                 **STRENGTHS,
-                "vcl": {"predict_samples": 20},
-                "vcl_coreset": {"predict_samples": 20},
                 "vcl_natural": {"training": {"lr": 0.02}, "predict_samples": 20},
-                "fromp": QUICK_FROMP,
-                "fromp_l2": QUICK_FROMP,
-                "fromp_random": QUICK_FROMP,
+                **same_for_variants(vcl={"predict_samples": 20}, fromp=QUICK_FROMP),
             },
         ),
         "paper": ContinualSettings(
@@ -66,9 +62,7 @@ EXPERIMENT = Experiment(
             batch_size=256, lr=1e-3, memory=200,
             options={
                 **STRENGTHS,
-                "fromp": PAPER_FROMP,
-                "fromp_l2": PAPER_FROMP,
-                "fromp_random": PAPER_FROMP,
+                **same_for_variants(vcl={}, fromp=PAPER_FROMP),
             },
         ),
     },

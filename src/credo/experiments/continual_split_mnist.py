@@ -11,7 +11,7 @@ need not be that bad. That is what the third statement is about.
 
 from __future__ import annotations
 
-from credo.experiments.continual_setup import ContinualSettings
+from credo.experiments.continual_setup import ContinualSettings, same_for_variants
 from credo.experiments.continual_table import Statement, checker, drawer, run_one
 from credo.experiments.experiment import Experiment
 from credo.types import Json
@@ -48,12 +48,8 @@ EXPERIMENT = Experiment(
             lr=1e-3, memory=40,
             options={
                 **STRENGTHS,
-                "vcl": QUICK_VCL,
-                "vcl_coreset": QUICK_VCL,
                 "vcl_natural": {"training": {"lr": 0.5}, "predict_samples": 20},
-                "fromp": PAPER_FROMP,
-                "fromp_l2": PAPER_FROMP,
-                "fromp_random": PAPER_FROMP,
+                **same_for_variants(vcl=QUICK_VCL, fromp=PAPER_FROMP),
             },
         ),
         "paper": ContinualSettings(
@@ -62,11 +58,7 @@ EXPERIMENT = Experiment(
             options={
                 **STRENGTHS,
                 "vcl_natural": {"training": {"lr": 0.5}},
-                "vcl": PAPER_VCL,
-                "vcl_coreset": PAPER_VCL,
-                "fromp": PAPER_FROMP,
-                "fromp_l2": PAPER_FROMP,
-                "fromp_random": PAPER_FROMP,
+                **same_for_variants(vcl=PAPER_VCL, fromp=PAPER_FROMP),
             },
         ),
     },
