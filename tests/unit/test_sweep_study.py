@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from credo.errors import CredoError, DataError, FileFormatError, MissingExtraError
-from credo.experiments import studies, sweep_command
+from credo.experiments import studies, sweep_command, vi_digits
 from credo.sweep import Choice, LogUniform, Space, Study, Uniform, run_study, table
 from credo.sweep.attempt import claimed, is_running
 from credo.sweep.samplers import make_sampler
@@ -241,7 +241,7 @@ def test_dask_on_this_machine(tmp_path) -> None:
 
 
 def test_the_command_prints_the_best(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setitem(studies.STUDIES, "bowl", BOWL)
+    monkeypatch.setitem(studies.STUDIES, "bowl", lambda: BOWL)
     monkeypatch.setattr(
         sweep_command, "run_study", lambda *args, **more: sweep(args[0], *args[1:], sampler="grid")
     )
@@ -267,14 +267,14 @@ def test_the_command_prints_the_best(tmp_path, monkeypatch, capsys) -> None:
 
 def test_a_sweep_of_failures_says_why(tmp_path, monkeypatch) -> None:
     broken = counting(tmp_path / "log", fails=lambda settings: True)
-    monkeypatch.setitem(studies.STUDIES, "bowl", broken)
+    monkeypatch.setitem(studies.STUDIES, "bowl", lambda: broken)
     monkeypatch.setattr(sweep_command, "run_study", lambda *args, **more: sweep(*args))
     with pytest.raises(CredoError, match="failed in every trial; the first: ValueError"):
         sweep_command.sweep("bowl", 2, folder=tmp_path)
 
 
 def test_the_built_in_study_runs(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(studies, "VI_DIGITS_EPOCHS", 1)
+    monkeypatch.setattr(vi_digits, "EPOCHS", 1)
     study = studies.find_study("vi-digits")
     findings = sweep(study, 1, tmp_path)
     (outcome,) = findings.outcomes
@@ -282,3 +282,10 @@ def test_the_built_in_study_runs(tmp_path, monkeypatch) -> None:
     assert {"val_nll", "val_accuracy", "val_ece", "kl", "seconds"} <= outcome.result.keys()
     place = next(Path(tmp_path).glob("trial-0000-*"))
     assert (place / "run" / "state.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_every_study_has_the_name_it_is_found_by(name) -> None:
+    study = studies.find_study(name)
+    assert study.name == name
+    assert study.about.endswith(".")

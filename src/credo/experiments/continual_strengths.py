@@ -19,6 +19,7 @@ from credo.experiments import (
     continual_split_mnist,
 )
 from credo.experiments.continual_setup import ContinualSettings, learn_stream
+from credo.experiments.experiment import Experiment
 from credo.sweep import Choice, Space, Study
 from credo.types import Json
 
@@ -56,14 +57,26 @@ def average_accuracy(stream: ContinualSettings, settings: Json, seed: int, folde
     return {name: numbers[name] for name in ("average_accuracy", "forgetting", "average_ece")}
 
 
-CONTINUAL_STUDIES = tuple(
-    Study(
-        name=module.EXPERIMENT.id.removeprefix("004-"),
+def study(experiment: Experiment[ContinualSettings]) -> Study:
+    """The study of an experiment's quick preset."""
+    return Study(
+        name=experiment.id.removeprefix("004-"),
         about="How strongly each continual learner holds on to old tasks, by average accuracy.",
         space=Space({"learner": Choice(tuple(KNOBS)), "strength": Choice(STRENGTHS)}),
-        run=partial(average_accuracy, module.EXPERIMENT.presets["quick"]),
+        run=partial(average_accuracy, experiment.presets["quick"]),
         objective="average_accuracy",
         direction="maximize",
     )
-    for module in (continual_split_mnist, continual_permuted_mnist, continual_split_cifar)
-)
+
+
+STUDIES = {
+    found.name: found
+    for found in map(
+        study,
+        (
+            continual_split_mnist.EXPERIMENT,
+            continual_permuted_mnist.EXPERIMENT,
+            continual_split_cifar.EXPERIMENT,
+        ),
+    )
+}

@@ -1,77 +1,36 @@
-"""The studies that `credo sweep` knows."""
+"""The studies that `credo sweep` knows, each in a module of its own.
+
+A module is imported when its study is asked for: a worker of a sweep starts with no more than its
+own study needs.
+"""
 
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 
-import torch
-from torch import nn
-
-from credo.data import digits
 from credo.errors import DataError
-from credo.experiments.continual_strengths import CONTINUAL_STUDIES
-from credo.likelihoods import Categorical
-from credo.methods import VI
-from credo.metrics import accuracy, ece
-from credo.model import Model
-from credo.objectives import Balanced
-from credo.sweep import Choice, LogUniform, Space, Study
-from credo.train import fit
-from credo.types import Json
-
-VI_DIGITS_EPOCHS = 15
-VI_DIGITS_VALIDATION = 297
+from credo.sweep import Study
 
 
-def vi_digits(settings: Json, seed: int, folder: Path) -> Json:
-    """One VI training on the embedded digits; a part of the training digits judges it."""
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    method = VI(
-        optimizer=settings["optimizer"],
-        lr=settings["lr"],
-        scale_lr=settings["scale_ratio"] * settings["lr"],
-        temperature=Balanced(tau=settings["tau"]),
-    )
-    x, y = digits().train
-    posterior = fit(
-        Model(net, Categorical()),
-        method,
-        (x[VI_DIGITS_VALIDATION:], y[VI_DIGITS_VALIDATION:]),
-        epochs=VI_DIGITS_EPOCHS,
-        batch_size=100,
-        seed=seed,
-        folder=folder / "run",
-        progress=False,
-    )
-    x, y = x[:VI_DIGITS_VALIDATION], y[:VI_DIGITS_VALIDATION]
-    generator = torch.Generator().manual_seed(seed)
-    predictive = posterior.predict(x, samples=32, generator=generator)
-    return {
-        "val_nll": -float(predictive.log_prob(y).mean()),
-        "val_accuracy": accuracy(predictive.probs, y),
-        "val_ece": float(ece(predictive.probs, y)),
-        "kl": posterior.history[-1]["kl"],
-    }
+def _study(module: str, name: str) -> Study:
+    found = import_module(f"credo.experiments.{module}").STUDIES[name]
+    assert isinstance(found, Study)
+    return found
 
 
-VI_DIGITS = Study(
-    name="vi-digits",
-    about="Rates, optimizer and temperature of VI on the embedded digits, by validation NLL.",
-    space=Space(
-        {
-            "lr": LogUniform(1e-4, 1e-1),
-            "scale_ratio": LogUniform(0.1, 10.0),
-            "tau": LogUniform(1e-3, 1.0),
-            "optimizer": Choice(("adam", "rmsprop", "sgd")),
-        }
-    ),
-    run=vi_digits,
-    objective="val_nll",
-)
+MODULES = {
+    "vi-digits": "vi_digits",
+    "continual-split-mnist": "continual_strengths",
+    "continual-permuted-mnist": "continual_strengths",
+    "continual-split-cifar": "continual_strengths",
+}
 
-STUDIES: dict[str, Study] = {study.name: study for study in (VI_DIGITS, *CONTINUAL_STUDIES)}
+STUDIES: dict[str, Callable[[], Study]] = {
+    name: partial(_study, module, name) for name, module in MODULES.items()
+}
 
 
 def find_study(name: str) -> Study:
@@ -81,7 +40,7 @@ def find_study(name: str) -> Study:
     'val_nll'
     """
     if name in STUDIES:
-        return STUDIES[name]
+        return STUDIES[name]()
     near = difflib.get_close_matches(name, STUDIES, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise DataError(
