@@ -14,6 +14,7 @@ from credo.functionspace.memorable import (
 )
 from credo.functionspace.output_losses import trace_of_curvature
 from credo.functionspace.pseudo_data import FunctionPosterior, PseudoData
+from credo.functionspace.sampled import SampledGP
 
 __all__ = [
     "FunctionPosterior",
@@ -23,6 +24,7 @@ __all__ = [
     "Memory",
     "NetworkGP",
     "PseudoData",
+    "SampledGP",
     "iterate_as_gp",
     "leave_one_out",
     "leverage",

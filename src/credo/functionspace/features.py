@@ -220,7 +220,8 @@ def feature_map(q: Family) -> FeatureMap:
     """J ↦ its features, for the covariance Σ of q."""
     raise UnsupportedError(
         f"a network becomes a Gaussian process through a Gaussian over its weights, and a "
-        f"{type(q).__name__} is none: fit credo.Laplace at its mean, or any Gaussian method"
+        f"{type(q).__name__} is none. credo.functionspace.SampledGP(posterior) is the process with "
+        "the mean and covariance of the functions that it draws"
     )
 
 

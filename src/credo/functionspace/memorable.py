@@ -57,6 +57,7 @@ from credo.functionspace.output_losses import (
     roots_of_curvature,
     trace_of_curvature,
 )
+from credo.functionspace.sampled import SampledGP, has_centre
 from credo.functionspace.streams import (
     BATCH_SIZE,
     at_rest,
@@ -74,7 +75,7 @@ from credo.model import Model, map_inputs
 from credo.params import FlatParams
 from credo.params.jacobians import Jacobians
 from credo.posterior import Posterior
-from credo.types import Batch
+from credo.types import Batch, Inputs
 
 # --- scores ---------------------------------------------------------------------------------------
 
@@ -84,8 +85,9 @@ def relevance(
 ) -> Tensor:
     """tr Λ of every example in the data's order, (N,): one forward pass.
 
-    ``subject`` is a posterior, taken at its mean, or a model as it is. ``data`` is (inputs,
-    targets), a dataset, or a loader that does not shuffle; of it one batch is held at a time.
+    ``subject`` is a posterior, taken at its mean (an ensemble or another that has none: on average
+    over its samples), or a model as it is. ``data`` is (inputs, targets), a dataset, or a loader
+    that does not shuffle; of it one batch is held at a time.
 
     >>> import credo
     >>> net = torch.nn.Linear(1, 2)
@@ -94,6 +96,9 @@ def relevance(
     torch.Size([3])
     """
     likelihood = model_of(subject).likelihood
+    if isinstance(subject, Posterior) and not has_centre(subject.q):
+        drawn = SampledGP(subject).relevance
+        return _scored_by_draws(subject, data, "relevance", drawn, batch_size, progress)
 
     @torch.no_grad()
     def score(flat: FlatParams, batch: Batch) -> Tensor:
@@ -111,11 +116,16 @@ def leverage(
 ) -> Tensor:
     """tr(ΛJΣJᵀ) of every example in the data's order, (N,), under any Gaussian posterior.
 
+    Other posteriors, ensembles above all, have tr(E[Λ] Cov f) over the functions they draw.
+
     A backward pass for each root of Λ: one less than there are classes. Of a softmax those roots
     are left out, example by example, that hold less than ``tolerance`` of its trace, the unlikely
     classes'; 0 takes all. (On LeNet-5 after an epoch of MNIST 0.01 left six of nine roots, and the
     largest error of a score was 3.2 %.)
     """
+    if not has_centre(posterior.q):
+        drawn = SampledGP(posterior).leverage
+        return _scored_by_draws(posterior, data, "leverage", drawn, batch_size, progress)
     model, likelihood = posterior.model, posterior.model.likelihood
     covariance, fitting = output_covariance(posterior.q), _Fitting(posterior)
     variance = posterior.q.variance if isinstance(posterior.q, DiagGaussian) else None
@@ -288,13 +298,38 @@ def _scored(
     batch_size: int,
     progress: bool,
 ) -> Tensor:
+    with at_rest(subject) as flat:
+        return _stream(flat, data, what, partial(score, flat), batch_size, progress)
+
+
+def _scored_by_draws(
+    posterior: Posterior,
+    data: Any,
+    what: str,
+    score: Callable[[Inputs, Tensor], Tensor],
+    batch_size: int,
+    progress: bool,
+) -> Tensor:
+    flat = posterior.model.flat
+    return _stream(flat, data, what, lambda batch: score(*batch), batch_size, progress)
+
+
+def _stream(
+    flat: FlatParams,
+    data: Any,
+    what: str,
+    score: Callable[[Batch], Tensor],
+    batch_size: int,
+    progress: bool,
+) -> Tensor:
+    """The scores of all batches, each on the weights' device and in their precision."""
     total = number_of_batches(data, batch_size)
     found: list[Tensor] = []
-    with at_rest(subject) as flat, progress_bar(what, total, progress) as done:
+    with progress_bar(what, total, progress) as done:
         for batch in batches(data, batch_size):
             inputs = like_weights(batch[0], flat)
             targets = batch[1].to(flat.vector.device)
-            found.append(score(flat, (inputs, targets)).cpu())
+            found.append(score((inputs, targets)).cpu())
             done()
     if not found:
         raise DataError(f"the data yielded no batches: there is no {what} to take")
