@@ -8,8 +8,9 @@ The quick presets keep the paper's tasks, heads and network, and have fewer imag
 rate that suits fewer steps). How strongly EWC, online EWC, Kronecker factors and SI hold on to the
 past, and FROMP on split CIFAR, was searched over powers of ten by average accuracy at seed 100,
 which no verdict uses, until the best was inside of the grid (`continual_strengths`). For VCL
-numbers of epochs were tried, for its natural gradient step sizes. Elsewhere FROMP has the published
-settings, and so have its variants everywhere; replay was not searched.
+numbers of epochs and first scales were tried on both sets of digits, for its natural gradient step
+sizes. Elsewhere FROMP has the published settings, its variants have FROMP's, and replay was not
+searched.
 """
 
 from __future__ import annotations
