@@ -28,8 +28,8 @@ PAPER_FROMP = {
 PAPER_VCL = {"training": {"epochs": 120, "lr": 1e-3, "batch_size": 100_000}, "samples": 10}
 QUICK_VCL = {"log_variance": -7.0, "predict_samples": 20}
 """Its first scales are what VCL holds on with: at seed 100 e^−6, e^−7 and e^−8 gave 87.8, 93.7 and
-91.4 %, and 50 epochs 89.2 % (e^−6). The published 120 full-batch steps gave 86.6 % from 2,000 images
-of each task and 96.0 % from all 12,000."""
+91.4 %, and 50 epochs 89.2 % (e^−6). The published 120 full-batch steps gave 86.6 % from 2,000
+images of each task and 96.0 % from all 12,000."""
 STRENGTHS: dict[str, Json] = {
     "ewc": {"strength": 1e4},
     "online_ewc": {"strength": 1e4},
