@@ -83,13 +83,24 @@ def checker(
     return lambda results: judge(results, statements, published)
 
 
-def drawer(title: str, file: str, published: Mapping[str, float]) -> Callable[..., list[Path]]:
+def drawer(
+    title: str, file: str, published: Mapping[str, float], source: str = "published"
+) -> Callable[..., list[Path]]:
     """`draw` for an experiment."""
-    return lambda results, folder: [draw(results, folder / file, title, published)]
+    return lambda results, folder: [draw(results, folder / file, title, published, source)]
 
 
-def draw(results: list[Json], path: Path, title: str, published: Mapping[str, float]) -> Path:
-    """Accuracy, forgetting and calibration of each learner; accuracy as the tasks come."""
+def draw(
+    results: list[Json],
+    path: Path,
+    title: str,
+    published: Mapping[str, float],
+    source: str = "published",
+) -> Path:
+    """Accuracy, forgetting and calibration of each learner; accuracy as the tasks come.
+
+    ``source`` says in the legend what the published numbers are of.
+    """
     names = sorted(
         results[0]["learners"], key=lambda n: np.mean([r[f"{n}_accuracy"] for r in results])
     )
@@ -117,7 +128,7 @@ def draw(results: list[Json], path: Path, title: str, published: Mapping[str, fl
         handles: list[Any] = [
             *dots[0].plot([], [], "o", color=BLUE, label="here, mean and seeds"),
             *dots[0].plot([], [], "|", color=VERMILLION, markersize=11, markeredgewidth=2,
-                          label="published"),
+                          label=source),
         ]  # fmt: skip
         if published:
             figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2)
