@@ -38,6 +38,13 @@ STRENGTHS: dict[str, Json] = {
     "kronecker": {"strength": 100.0},
     "si": {"strength": 100.0},
 }
+PAPER_STRENGTHS: dict[str, Json] = {
+    **STRENGTHS,
+    "ewc": {"strength": 1e3},
+    "online_ewc": {"strength": 1e3},
+    "si": {"strength": 10.0},
+}
+"""Of powers of ten at seed 100, with all images (online EWC as EWC)."""
 
 EXPERIMENT = Experiment(
     id="004-continual-split-mnist",
@@ -60,7 +67,7 @@ EXPERIMENT = Experiment(
             stream="split", data="mnist", tasks=5, net="256-256", num_data=100_000,
             test_images=100_000, epochs=15, lr=1e-4, memory=40,
             options={
-                **STRENGTHS,
+                **PAPER_STRENGTHS,
                 "vcl_natural": {"training": {"lr": 0.5}},
                 **same_for_variants(vcl=PAPER_VCL, fromp=PAPER_FROMP),
             },
