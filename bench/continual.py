@@ -22,7 +22,7 @@ from credo.continual.natural_vcl import NaturalVCL
 
 NUM_DATA = 1200
 EPOCHS = 5
-ROUNDS = 5
+ROUNDS = 3
 
 LEARNERS: dict[str, Callable[[credo.Model, Training], Learner]] = {
     "naive": Naive,
@@ -78,7 +78,7 @@ def learning(
 
     contestants: Contestants = {name: all_of_them(LEARNERS[name]) for name in learners}
     baselines = {"naive": "naive fine-tuning"}
-    return interleave(bench, "mlp 256-256", contestants, baselines, rounds, steps=1)
+    return interleave(bench, "mlp 256-256", contestants, baselines, rounds, steps=1, long=True)
 
 
 def full_length() -> list[Row]:

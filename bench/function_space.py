@@ -13,7 +13,7 @@ from credo.errors import DataError
 from credo.families import DiagGaussian
 from credo.functionspace import leverage, relevance, to_gp
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 def diagonal_posterior(net: nn.Module) -> credo.Posterior:
@@ -51,7 +51,7 @@ def kernel(net: str = "lenet5", inputs: int = 1000, rounds: int = ROUNDS) -> lis
         "credo, one scale": lambda: isotropic.kernel(x),
     }
     baselines = {"loop of autograd": "a loop of autograd"}
-    return interleave("kernel", net, contestants, baselines, rounds, steps=1)
+    return interleave("kernel", net, contestants, baselines, rounds, steps=1, long=True)
 
 
 def digits_or_noise(net: str, num_data: int) -> tuple[Tensor, Tensor]:
@@ -88,4 +88,4 @@ def ranking(net: str = "lenet5", num_data: int = 60_000, rounds: int = ROUNDS) -
         ),
     }
     baselines = {"forward epoch": "a forward epoch", "adam": "epoch of adam"}
-    return interleave("ranking", net, contestants, baselines, rounds, steps=1)
+    return interleave("ranking", net, contestants, baselines, rounds, steps=1, long=True)

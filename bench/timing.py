@@ -55,15 +55,17 @@ def interleave(
     rounds: int,
     steps: int,
     seconds: float = math.inf,
+    long: bool = False,
 ) -> list[Row]:
     """Median ratio of every contestant to every baseline (contestant name → printed name).
 
     The order changes every round; each contestant makes one unmeasured step first, so that it finds
-    its own data in the cache and not its predecessor's. After ``seconds`` no new round is begun,
-    except that there are `FEWEST_ROUNDS`.
+    its own data in the cache and not its predecessor's; not if ``long``, where a step takes seconds
+    and the cache no part of it. After ``seconds`` no new round is begun, except that there are
+    `FEWEST_ROUNDS`.
     """
     took: dict[str, list[float]] = {name: [] for name in contestants}
-    for step in contestants.values():
+    for step in () if long else contestants.values():
         step()
         step()
     order = list(contestants)
@@ -75,7 +77,8 @@ def interleave(
         shuffle(order)
         for name in order:
             step = contestants[name]
-            step()
+            if not long:
+                step()
             start = time.perf_counter()
             for _ in range(steps):
                 step()
