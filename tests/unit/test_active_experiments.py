@@ -1,11 +1,11 @@
 """The experiments of document 004 on active learning, small, and their verdicts both ways."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from small_runs import stored_results, verdict_of_one
 
 import credo
 from credo.experiments import active_learning, important_examples
@@ -31,29 +31,15 @@ def toy_table(name, split=0):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """One small run of each, as it comes back from the disk."""
-    found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(credo.data, "uci", toy_table)
-        for module, settings in SMALL.items():
-            result = module.run_one(settings, 0, tmp_path_factory.mktemp("run"))
-            found[module] = json.loads(json.dumps(result, allow_nan=False))
-    return found
+        return stored_results(SMALL, tmp_path_factory)
 
 
 @pytest.mark.parametrize("module", SMALL, ids=lambda m: m.EXPERIMENT.id)
 def test_every_run_gives_numbers_and_figures(module, results, tmp_path):
-    experiment = module.EXPERIMENT
-    assert experiment.paper == "004"
-    assert list(experiment.presets) == ["quick", "paper"]
-    for preset in experiment.presets:
-        json.dumps(experiment.scale(preset), allow_nan=False)
-    verdict = experiment.check([results[module]])
-    assert verdict.verdict == "inconclusive"  # one seed decides nothing
-    assert all(math.isfinite(value) for value in verdict.numbers.values())
-    for seeds in (1, 2):
-        paths = experiment.figures([results[module]] * seeds, tmp_path)
-        assert all(path.stat().st_size > 10_000 for path in paths)
+    found = verdict_of_one(module.EXPERIMENT, "004", results[module], tmp_path)
+    assert found == "inconclusive"  # one seed decides nothing
 
 
 # --- active learning ------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """The experiments of document 004 on VOGN, small, and their verdicts both ways."""
 
 import copy
-import json
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy import optimize
+from small_runs import stored_results, verdict_of_one
 from torch.nn.functional import interpolate
 
 import credo
@@ -47,28 +46,14 @@ def small_images(name):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """One small run of each, as it comes back from the disk."""
-    found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("credo.data.load", small_images)
-        for module, settings in SMALL.items():
-            result = module.run_one(settings, 0, tmp_path_factory.mktemp("run"))
-            found[module] = json.loads(json.dumps(result, allow_nan=False))
-    return found
+        return stored_results(SMALL, tmp_path_factory)
 
 
 @pytest.mark.parametrize("module", SMALL, ids=lambda m: m.EXPERIMENT.id)
 def test_every_run_gives_numbers_and_figures(module, results, tmp_path):
-    experiment = module.EXPERIMENT
-    assert experiment.paper == "004"
-    assert experiment.id.startswith("004-")
-    assert list(experiment.presets) == ["quick", "paper"]
-    for preset in experiment.presets:
-        json.dumps(experiment.scale(preset), allow_nan=False)
-    numbers = experiment.check([results[module]]).numbers
-    assert all(math.isfinite(value) for value in numbers.values())
-    figures = experiment.figures([results[module], results[module]], tmp_path)
-    assert all(path.stat().st_size > 10_000 for path in figures)
+    verdict_of_one(module.EXPERIMENT, "004", results[module], tmp_path)
 
 
 # --- optimizer swap -------------------------------------------------------------------------------
