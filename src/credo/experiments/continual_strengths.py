@@ -1,10 +1,11 @@
 """How strongly each continual learner should hold on to the past: studies for `credo sweep`.
 
-    credo sweep continual-split-mnist --sampler grid --trials 40
+    credo sweep continual-split-mnist --sampler grid --trials 35
 
 One study for each stream of FROMP's table. A trial is one learner with one strength, on the stream
 and network of the experiment's quick preset, scored by average accuracy. Its seed is `SEED`, which
-no verdict uses: other images, another order, another start. The presets have the best of each row.
+no verdict uses: other images, another start. `continual_setup` says which of the presets' strengths
+were chosen so; the values tried were some of this grid's.
 """
 
 from __future__ import annotations

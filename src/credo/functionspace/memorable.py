@@ -75,7 +75,7 @@ from credo.model import Model, map_inputs
 from credo.params import FlatParams
 from credo.params.jacobians import Jacobians
 from credo.posterior import Posterior
-from credo.types import Batch, Inputs
+from credo.types import Batch
 
 # --- scores ---------------------------------------------------------------------------------------
 
@@ -97,8 +97,8 @@ def relevance(
     """
     likelihood = model_of(subject).likelihood
     if isinstance(subject, Posterior) and not has_centre(subject.q):
-        drawn = SampledGP(subject).relevance
-        return _scored_by_draws(subject, data, "relevance", drawn, batch_size, progress)
+        drawn, flat = SampledGP(subject).relevance, subject.model.flat
+        return _stream(flat, data, "relevance", lambda b: drawn(*b), batch_size, progress)
 
     @torch.no_grad()
     def score(flat: FlatParams, batch: Batch) -> Tensor:
@@ -124,8 +124,8 @@ def leverage(
     roots; the largest error of a score was 3.2 %, and the top tenth was the same.)
     """
     if not has_centre(posterior.q):
-        drawn = SampledGP(posterior).leverage
-        return _scored_by_draws(posterior, data, "leverage", drawn, batch_size, progress)
+        drawn, weights = SampledGP(posterior).leverage, posterior.model.flat
+        return _stream(weights, data, "leverage", lambda b: drawn(*b), batch_size, progress)
     model, likelihood = posterior.model, posterior.model.likelihood
     covariance, fitting = output_covariance(posterior.q), _Fitting(posterior)
     variance = posterior.q.variance if isinstance(posterior.q, DiagGaussian) else None
@@ -300,18 +300,6 @@ def _scored(
 ) -> Tensor:
     with at_rest(subject) as flat:
         return _stream(flat, data, what, partial(score, flat), batch_size, progress)
-
-
-def _scored_by_draws(
-    posterior: Posterior,
-    data: Any,
-    what: str,
-    score: Callable[[Inputs, Tensor], Tensor],
-    batch_size: int,
-    progress: bool,
-) -> Tensor:
-    flat = posterior.model.flat
-    return _stream(flat, data, what, lambda batch: score(*batch), batch_size, progress)
 
 
 def _stream(

@@ -15,7 +15,7 @@ S        ``samples``         draws; every member of a bag with equal weights onc
 =======  ==================  =================================================================
 
 Covariances are those of the bag itself (over S), or estimates from draws (over S − 1). For classes
-``predict`` has the probabilities' own variance beside E[p − p²], which add up to p̄ − p̄².
+``predict`` has the probabilities' own variance beside E[p − p²]; of a bag they add up to p̄ − p̄².
 
     >>> import torch, credo
     >>> model = credo.Model(torch.nn.Linear(1, 1), credo.likelihoods.Gaussian(scale=0.1))
@@ -79,14 +79,15 @@ class SampledGP:
         of: Of = "outputs",
     ) -> Tensor:
         """Cov[f(x), f(x')]; the arguments and shapes are those of `NetworkGP.kernel`."""
-        mine = self._deviations(x, of)
-        theirs = mine if other is None else self._deviations(other, of)
+        mine = self._deviations(self._values(x, of))
+        theirs = mine if other is None else self._deviations(self._values(other, of))
         return rows_kernel(mine, theirs, outputs)
 
     def output_gaussian(self, x: Inputs) -> OutputGaussian:
         """Mean and covariance of the outputs of every input by itself."""
-        rows = self._deviations(x, "outputs")
-        return OutputGaussian(self.mean(x), rows @ rows.mT)
+        f = self.functions(x)
+        rows = self._deviations(f)
+        return OutputGaussian(f.mean(0), rows @ rows.mT)
 
     def predict(self, x: Inputs) -> GPPrediction:
         """Mean, model variance and noise variance of every target, each in its shape."""
@@ -114,20 +115,21 @@ class SampledGP:
         """tr(E[Λ] Cov f) of every example, (B,)."""
         likelihood, f = self.posterior.model.likelihood, self.functions(x)
         bend = torch.stack([output_hessian(likelihood, each, targets) for each in f]).mean(0)
-        rows = self._deviations(x, "outputs")
+        rows = self._deviations(f)
         return (rows * (bend @ rows)).sum((1, 2))
 
     def _variance(self, values: Tensor) -> Tensor:
         return (values - values.mean(0)).square().sum(0) / self._freedom
 
-    def _deviations(self, x: Inputs, of: Of) -> Tensor:
-        """What, times itself transposed, is the covariance: (B, K, S)."""
+    def _values(self, x: Inputs, of: Of) -> Tensor:
         values, likelihood = self.functions(x), self.posterior.model.likelihood
-        if of == "probs":
-            if not isinstance(likelihood, Classification):
-                raise UnsupportedError(
-                    f'of="probs" is for classes, not {type(likelihood).__name__}'
-                )
-            values = likelihood.probs(values.flatten(0, 1)).view_as(values)
+        if of == "outputs":
+            return values
+        if not isinstance(likelihood, Classification):
+            raise UnsupportedError(f'of="probs" is for classes, not {type(likelihood).__name__}')
+        return likelihood.probs(values.flatten(0, 1)).view_as(values)
+
+    def _deviations(self, values: Tensor) -> Tensor:
+        """What, times itself transposed, is the covariance: (B, K, S)."""
         flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(2)
         return (flat - flat.mean(0)).permute(1, 2, 0) / self._freedom**0.5
