@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.experiments.networks import resnet20
+from credo_papers.networks import resnet20
 
 
 def mlp(width: int = 400) -> nn.Module:

@@ -7,8 +7,8 @@ from torch import nn
 
 from bench.timing import Contestants, Row, interleave
 from credo.families import DiagGaussian, FullGaussian
-from credo.gallery.adam import adam
-from credo.gallery.newton import newton
+from credo.rule.gallery.adam import adam
+from credo.rule.gallery.newton import newton
 
 
 def adam_step(parameters: int = 10**6) -> list[Row]:

@@ -30,9 +30,9 @@ from bench.suites import (
 )
 from bench.timing import Contestants, Row, interleave
 from credo import noise
-from credo.params import FlatParams, bind, select
-from credo.params.square_routes import Convolution
-from credo.params.squares import Squares
+from credo.autodiff.squares import Squares
+from credo.autodiff.squares_routes import Convolution
+from credo.network import FlatParams, bind, select
 
 NUM_DATA = 60_000
 SECONDS = 120.0

@@ -25,14 +25,14 @@ from torch.nn import functional as F
 import credo
 from credo.collectives import Ranks
 from credo.errors import CheckpointError
-from credo.experiments.recipes import Recipe
 from credo.families import Delta
-from credo.methods import optimizers
+from credo.network import bind
+from credo.network.selection import is_norm
 from credo.noise import key_to_seed
 from credo.optim import IVON, VOGN, NaturalOptimizer
-from credo.params import bind
-from credo.params.selection import is_norm
+from credo.optim import by_name as optimizers
 from credo.storage import read_tensors, under, write_tensors
+from credo_papers.recipes import Recipe
 
 METHODS = ("ivon", "vogn", "adam")
 LOG_SECONDS = 10.0

@@ -23,9 +23,9 @@ from torch.nn.functional import avg_pool2d
 
 import credo
 from credo.data.augment import draw_moves, move
-from credo.experiments.networks import NetName, build
-from credo.experiments.resnet20 import EXPERIMENT
 from credo.noise import key_to_seed
+from credo_papers.networks import NetName, build
+from credo_papers.resnet20 import EXPERIMENT
 
 TEST_BATCH = 500
 

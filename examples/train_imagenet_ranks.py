@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from credo.data.image_folder import Crop, Crops, ImageFolder
-from credo.experiments.networks import NetName, build
-from credo.experiments.recipes import Recipe
 from credo.noise import key_to_seed
+from credo_papers.networks import NetName, build
+from credo_papers.recipes import Recipe
 
 IMAGENET = 1_281_167
 """The training images of the published runs."""

@@ -9,35 +9,32 @@ SOURCE = Path(__file__).parents[1] / "src" / "credo"
 
 LAYERS = [
     {"errors", "checks", "types", "version"},
+    {"noise", "collectives", "storage", "workers"},
+    {"network"},
     {
-        "noise",
-        "quadrature",
-        "collectives",
-        "storage",
-        "params",
+        "autodiff",
+        "families",
         "likelihoods",
         "metrics",
         "data",
-        "smoothing",
+        "report",
         "schedules",
+        "temperature",
     },
-    {"families"},
     {"priors"},
-    {"kl", "model", "loss", "rule", "predictive", "penalties"},
-    {"linearised"},
-    {"posterior", "expectations", "curvature"},
-    {"objectives", "learner"},
-    {"optim"},
-    {"methods", "gallery", "functionspace"},
-    {"train"},
-    {"tools", "continual", "active"},
-    {"sweep", "report"},
-    {"experiments", "demo"},
+    {"penalties", "kl", "model"},
+    {"posterior"},
+    {"method", "optim"},
+    {"map", "train"},
+    {"variational", "laplace", "sampling", "ensembles", "functionspace"},
+    {"tools", "conformal", "continual", "active", "sweep"},
+    {"tables", "text", "integrations"},
+    {"rule"},
     {"cli", "__main__"},
 ]
 """From the bottom up. Inside a layer only the chains of `WITHIN` are allowed."""
 
-WITHIN = {("types", "errors"), ("checks", "errors"), ("loss", "model"), ("__main__", "cli")}
+WITHIN = {("checks", "errors"), ("__main__", "cli")}
 
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 

@@ -16,73 +16,97 @@ from credo.version import __version__
 
 if TYPE_CHECKING:
     from credo import active as active
+    from credo import autodiff as autodiff
     from credo import continual as continual
     from credo import data as data
     from credo import families as families
     from credo import functionspace as functionspace
+    from credo import laplace as laplace
     from credo import likelihoods as likelihoods
     from credo import metrics as metrics
+    from credo import network as network
     from credo import optim as optim
-    from credo import params as params
     from credo import penalties as penalties
+    from credo import posterior as posterior
     from credo import priors as priors
+    from credo import report as report
+    from credo import rule as rule
+    from credo import sampling as sampling
     from credo import schedules as schedules
-    from credo.methods import HMC as HMC
-    from credo.methods import IVON as IVON
-    from credo.methods import MAP as MAP
-    from credo.methods import MLE as MLE
-    from credo.methods import SGLD as SGLD
-    from credo.methods import VI as VI
-    from credo.methods import VOGN as VOGN
-    from credo.methods import Laplace as Laplace
-    from credo.methods import Vadam as Vadam
-    from credo.methods import VariationalLaplace as VariationalLaplace
+    from credo import sweep as sweep
+    from credo import tools as tools
+    from credo import train as train
+    from credo import variational as variational
+    from credo.autodiff.smoothing import smooth as smooth
+    from credo.laplace import Laplace as Laplace
+    from credo.map import MAP as MAP
+    from credo.map import MLE as MLE
     from credo.model import Model as Model
-    from credo.objectives import Balanced as Balanced
+    from credo.network import unbind as unbind
     from credo.posterior import Posterior as Posterior
+    from credo.posterior import Predictive as Predictive
     from credo.posterior import load as load
-    from credo.predictive import Predictive as Predictive
-    from credo.smoothing import smooth as smooth
+    from credo.sampling import HMC as HMC
+    from credo.sampling import MALA as MALA
+    from credo.sampling import SGLD as SGLD
+    from credo.temperature import Balanced as Balanced
     from credo.tools import diagnose as diagnose
     from credo.tools import lr_range_test as lr_range_test
     from credo.tools import tune_temperature as tune_temperature
     from credo.train import fit as fit
+    from credo.variational import IVON as IVON
+    from credo.variational import VI as VI
+    from credo.variational import VOGN as VOGN
+    from credo.variational import Vadam as Vadam
+    from credo.variational import VariationalLaplace as VariationalLaplace
 
 _HOMES = {
-    "HMC": "methods",
-    "IVON": "methods",
-    "MAP": "methods",
-    "MLE": "methods",
-    "SGLD": "methods",
-    "VI": "methods",
-    "VOGN": "methods",
-    "Laplace": "methods",
-    "Vadam": "methods",
-    "VariationalLaplace": "methods",
-    "Balanced": "objectives",
+    "HMC": "sampling",
+    "IVON": "variational",
+    "MALA": "sampling",
+    "MAP": "map",
+    "MLE": "map",
+    "SGLD": "sampling",
+    "VI": "variational",
+    "VOGN": "variational",
+    "Laplace": "laplace",
+    "Vadam": "variational",
+    "VariationalLaplace": "variational",
+    "Balanced": "temperature",
     "Model": "model",
     "Posterior": "posterior",
-    "Predictive": "predictive",
+    "Predictive": "posterior",
     "diagnose": "tools",
     "fit": "train",
     "load": "posterior",
     "lr_range_test": "tools",
-    "smooth": "smoothing",
+    "smooth": "autodiff.smoothing",
     "tune_temperature": "tools",
+    "unbind": "network",
 }
 _MODULES = (
     "active",
+    "autodiff",
     "continual",
     "data",
     "families",
     "functionspace",
+    "laplace",
     "likelihoods",
     "metrics",
+    "network",
     "optim",
-    "params",
     "penalties",
+    "posterior",
     "priors",
+    "report",
+    "rule",
+    "sampling",
     "schedules",
+    "sweep",
+    "tools",
+    "train",
+    "variational",
 )
 
 __all__ = ["__version__", *_HOMES, *_MODULES]

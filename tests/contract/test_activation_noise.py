@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credo import noise
+from credo.autodiff.seam import survey
 from credo.errors import UnsupportedError
-from credo.expectations.activation_noise import Flipout, LocalReparameterisation, signs
-from credo.expectations.step import Step
-from credo.params import bind, select
-from credo.params.seam import survey
+from credo.network import bind, select
+from credo.variational.estimators.activation_noise import Flipout, LocalReparameterisation, signs
+from credo.variational.estimators.step import Step
 
 ESTIMATORS = [LocalReparameterisation, Flipout]
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 import credo.families
 from credo.errors import DataError
-from credo.families.categorical import Categorical
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.exponential import ExponentialFamily, Parameters, inner
 from credo.families.fixed_gaussian import FixedGaussian
-from credo.families.gamma import Gamma
+from credo.rule.families.categorical import Categorical
+from credo.rule.families.gamma import Gamma
 
 EPS = torch.finfo(torch.float64).eps
 Member = ExponentialFamily

@@ -24,9 +24,7 @@ from credo.families import (
     FixedGaussian,
     FullGaussian,
     GaussianMixture,
-    KroneckerGaussian,
     LowRankGaussian,
-    SignBernoulli,
 )
 from credo.priors import (
     ElasticNet,
@@ -37,6 +35,7 @@ from credo.priors import (
     ScaleMixture,
     Tabulated,
 )
+from credo.rule.families import KroneckerGaussian, SignBernoulli
 from credo.types import FlatDistribution, Prior, Segment
 
 P = 6

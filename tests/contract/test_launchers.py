@@ -24,8 +24,8 @@ from PIL import Image
 from torch import nn
 
 from credo.errors import CheckpointError
-from credo.experiments.recipes import Recipe
 from credo.storage import read_tensors, under
+from credo_papers.recipes import Recipe
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -20,10 +20,10 @@ import torch
 from crew import Crew, Raised
 
 import credo.collectives
+from credo.autodiff.squares import Squares
 from credo.errors import DataError, RankError
-from credo.params import bind
-from credo.params.selection import Selection
-from credo.params.squares import Squares
+from credo.network import bind
+from credo.network.selection import Selection
 
 ROOT = Path(__file__).parents[2]
 every = pytest.mark.parametrize("kind", list(work.KINDS))

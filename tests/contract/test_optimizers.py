@@ -24,8 +24,8 @@ from credo.errors import (
 )
 from credo.families import DiagGaussian
 from credo.likelihoods import Categorical
+from credo.network import bind
 from credo.optim import IVON, VOGN, VON, NaturalOptimizer, Vadam
-from credo.params import bind
 
 KINDS = [IVON, VOGN, VON, Vadam]
 every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

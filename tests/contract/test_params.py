@@ -11,7 +11,7 @@ from zoo import ZOO, specimen
 
 import credo
 from credo.errors import BindingError, DataError
-from credo.params import Selection, bind, select, unbind
+from credo.network import Selection, bind, select, unbind
 
 
 @pytest.fixture(params=ZOO, ids=str)

@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from credo.autodiff import squares_sinks as square_sinks
+from credo.autodiff.squares import Squares
 from credo.errors import DataError, UnsupportedError
-from credo.params import FlatParams, Selection, bind, select, square_sinks
-from credo.params.squares import Squares
+from credo.network import FlatParams, Selection, bind, select
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:per-example gradients of these parameters"),

@@ -14,7 +14,7 @@ from zoo import ZOO, specimen
 import credo
 from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import DiagGaussian, Empirical
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:activation noise reaches:UserWarning"),

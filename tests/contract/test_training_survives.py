@@ -22,8 +22,8 @@ from credo.errors import (
     NonFiniteError,
     UnsupportedError,
 )
-from credo.methods import GradientPenalty
 from credo.train import loop
+from credo.variational import GradientPenalty
 
 # A handful of steps is no sampling, and the samplers say so.
 pytestmark = [
@@ -164,7 +164,7 @@ def test_methods_keep_dtype_and_leave_the_net_at_the_mean(name) -> None:
         posterior = fit(METHODS[name](), network=network, train=(x.to(dtype), y), epochs=1)
         assert posterior.mean.dtype == dtype
         assert posterior.predict(x.to(dtype), samples=3).probs.dtype == dtype
-        flat = credo.params.bind(network)
+        flat = credo.network.bind(network)
         model = posterior.model
         assert torch.equal(model.random.read(flat.vector), posterior.mean)
         assert network.training

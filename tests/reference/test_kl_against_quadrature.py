@@ -16,7 +16,7 @@ from credo.errors import DataError
 from credo.families import DiagGaussian
 from credo.kl import kl, kl_monte_carlo
 from credo.priors import FlatLaplace, Laplace, Normal, ScaleMixture
-from credo.quadrature import expectation, gauss_hermite
+from credo.rule.quadrature import expectation, gauss_hermite
 from credo.types import Segment
 
 F64 = torch.float64

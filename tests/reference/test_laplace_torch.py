@@ -81,7 +81,7 @@ def ours(case: tuple[Any, ...], batch_size: int = 40, **settings: Any) -> Any:
 
 def theirs(case: tuple[Any, ...], task: str, subset: str, structure: str, **more: Any) -> Any:
     net, x, y, _ = case
-    credo.params.unbind(net)
+    credo.network.unbind(net)
     noise = {} if task == "classification" else {"sigma_noise": NOISE}
     fitted = laplace.Laplace(
         net, task, subset_of_weights=subset, hessian_structure=structure,

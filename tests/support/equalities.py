@@ -49,7 +49,7 @@ def _measure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line for each algorithm."""
-    from credo.gallery.table import entries
+    from credo.rule.gallery.table import entries
 
     terminalreporter.section("equalities")
     for entry in entries():

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from credo.families.beta import Beta
-from credo.families.categorical import Categorical
 from credo.families.diag_gaussian import DiagGaussian
-from credo.families.dirichlet import Dirichlet
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
-from credo.families.gamma import Gamma, InverseGamma
-from credo.families.kronecker_gaussian import KroneckerGaussian
 from credo.families.low_rank_gaussian import LowRankGaussian
-from credo.families.normal_gamma import NormalGamma
-from credo.families.sign_bernoulli import SignBernoulli
+from credo.rule.families.beta import Beta
+from credo.rule.families.categorical import Categorical
+from credo.rule.families.dirichlet import Dirichlet
+from credo.rule.families.gamma import Gamma, InverseGamma
+from credo.rule.families.kronecker_gaussian import KroneckerGaussian
+from credo.rule.families.normal_gamma import NormalGamma
+from credo.rule.families.sign_bernoulli import SignBernoulli
 
 Breakage = tuple[int, Tensor, str]
 """Which parameter to replace by what, and what the refusal must name."""

@@ -18,8 +18,8 @@ from credo.active.batchbald import batch_bald
 from credo.active.determinant import greedy_determinant
 from credo.families import DiagGaussian, FullGaussian, LowRankGaussian
 from credo.likelihoods import Bernoulli, Categorical, Gaussian
-from credo.linearised import Linearisation
-from credo.predictive import Predictive
+from credo.posterior.outputs import Linearisation
+from credo.posterior.predictive import Predictive
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from credo import noise
-from credo.expectations.activation_noise import ActivationNoise, Flipout, LocalReparameterisation
-from credo.expectations.step import Step
-from credo.params import bind, select
-from credo.params.seam import Seam
+from credo.autodiff.seam import Seam
+from credo.network import bind, select
+from credo.variational.estimators.activation_noise import (
+    ActivationNoise,
+    Flipout,
+    LocalReparameterisation,
+)
+from credo.variational.estimators.step import Step
 
 ESTIMATORS = [LocalReparameterisation, Flipout]
 STANDARD_ERRORS = 5.0

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import credo
+from credo.autodiff.jacobian_blocks import DiagonalFactors, KronFactors
+from credo.autodiff.loss import Loss
 from credo.continual import (
     EWC,
     SI,
@@ -21,11 +23,9 @@ from credo.continual import (
 )
 from credo.continual.quadratic import Quadratic, QuadraticPull, times
 from credo.continual.si import PathIntegral
-from credo.curvature.structures import DiagonalCurvature, KronCurvature
 from credo.families import FullGaussian
-from credo.gallery import elastic_weight_consolidation as gallery
-from credo.loss import Loss
-from credo.params.jacobian_blocks import DiagonalFactors, KronFactors
+from credo.laplace.structures import DiagonalCurvature, KronCurvature
+from credo.rule.gallery import elastic_weight_consolidation as gallery
 
 NOISE, PRIOR_SCALE, INPUTS = 0.7, 0.9, 4
 PRIOR = 1 / PRIOR_SCALE**2
@@ -115,7 +115,7 @@ def test_separate_forms_are_exact_for_two_tasks_and_count_the_oldest_too_often_f
 
 
 def test_the_rule_engines_ewc_is_this_one():
-    """`credo.gallery`'s consolidation, by the learning rule, finds the same Gaussians."""
+    """`credo.rule.gallery`'s consolidation, by the learning rule, finds the same Gaussians."""
     tasks, model = linear_tasks(), linear_model(bias=True)
     learner = OnlineEWC(model, TO_REST, structure="full")
     rule_model = linear_model(bias=True)

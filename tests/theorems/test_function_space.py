@@ -16,15 +16,8 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import credo
-from credo.families import (
-    Delta,
-    DiagGaussian,
-    Family,
-    FixedGaussian,
-    FullGaussian,
-    KroneckerGaussian,
-    LowRankGaussian,
-)
+from credo.autodiff.loss import Loss
+from credo.families import Delta, DiagGaussian, Family, FixedGaussian, FullGaussian, LowRankGaussian
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.functionspace import (
     Kernel,
@@ -35,10 +28,10 @@ from credo.functionspace import (
     to_gp,
 )
 from credo.functionspace.pseudo_data import PseudoData
-from credo.gallery.online_gauss_newton import online_gauss_newton
 from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian
-from credo.loss import Loss
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
+from credo.rule.families import KroneckerGaussian
+from credo.rule.gallery.online_gauss_newton import online_gauss_newton
 
 SIGMA, DELTA = 0.3, 2.0
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}

@@ -11,15 +11,15 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.func import functional_call
 
-from credo import rule
 from credo.data import digits
 from credo.errors import DataError, UnsupportedError
-from credo.experiments import binary_mnist
-from credo.families import SignBernoulli
-from credo.gallery.binary_network import BinaryNetwork, draw, mode, sign_weights
 from credo.likelihoods import Categorical
 from credo.model import Model
 from credo.noise import key_to_seed
+from credo.rule import rule
+from credo.rule.families import SignBernoulli
+from credo.rule.gallery.binary_network import BinaryNetwork, draw, mode, sign_weights
+from credo_papers import binary_mnist
 
 CUBE = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=torch.float64)
 LAMBDA = torch.tensor([0.4, -0.7, 0.2], dtype=torch.float64)

@@ -19,24 +19,17 @@ from scipy import optimize, special, stats
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from credo.autodiff.loss import Loss
 from credo.errors import DataError
-from credo.expectations import AtMean
-from credo.families import (
-    DiagGaussian,
-    Dirichlet,
-    FixedGaussian,
-    FullGaussian,
-    Gamma,
-    GaussianMixture,
-    NormalGamma,
-)
-from credo.gallery import expectation_maximisation as em
-from credo.gallery import message_passing as vmp
-from credo.gallery.gaussian_mixture_model import GaussianMixtureModel
-from credo.gallery.stochastic_variational_inference import TopicModel, robbins_monro
-from credo.learner import Learner, Step
-from credo.loss import Loss
-from credo.rule import step
+from credo.families import DiagGaussian, FixedGaussian, FullGaussian, GaussianMixture
+from credo.rule.expectations import AtMean
+from credo.rule.families import Dirichlet, Gamma, NormalGamma
+from credo.rule.gallery import expectation_maximisation as em
+from credo.rule.gallery import message_passing as vmp
+from credo.rule.gallery.gaussian_mixture_model import GaussianMixtureModel
+from credo.rule.gallery.stochastic_variational_inference import TopicModel, robbins_monro
+from credo.rule.learner import Learner, Step
+from credo.rule.rule import step
 
 
 def tensor(values: object) -> Tensor:

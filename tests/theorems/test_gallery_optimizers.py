@@ -16,22 +16,22 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import credo
-from credo import learner
-from credo.curvature import ExactHessian, ExampleSquares, GaussNewton, Hutchinson
+from credo.autodiff.loss import Loss
 from credo.errors import ConvergenceError
-from credo.expectations import AtMean, GaussHermite, MonteCarlo
 from credo.families import DiagGaussian, FixedGaussian, FullGaussian, Gaussian
-from credo.gallery.adam import adam
-from credo.gallery.gradient_descent import gradient_descent
-from credo.gallery.laplace import laplace
-from credo.gallery.newton import newton
-from credo.gallery.online_gauss_newton import online_gauss_newton
-from credo.gallery.preconditioned_descent import preconditioned_descent
-from credo.gallery.rmsprop import rmsprop
-from credo.gallery.von import von
-from credo.learner import Learner
-from credo.loss import Loss
-from credo.quadrature import gauss_hermite
+from credo.rule import learner
+from credo.rule.curvatures import ExactHessian, ExampleSquares, GaussNewton, Hutchinson
+from credo.rule.expectations import AtMean, GaussHermite, MonteCarlo
+from credo.rule.gallery.adam import adam
+from credo.rule.gallery.gradient_descent import gradient_descent
+from credo.rule.gallery.laplace import laplace
+from credo.rule.gallery.newton import newton
+from credo.rule.gallery.online_gauss_newton import online_gauss_newton
+from credo.rule.gallery.preconditioned_descent import preconditioned_descent
+from credo.rule.gallery.rmsprop import rmsprop
+from credo.rule.gallery.von import von
+from credo.rule.learner import Learner
+from credo.rule.quadrature import gauss_hermite
 
 STEPS = 200
 TRAJECTORY = 1e-10

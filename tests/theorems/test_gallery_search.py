@@ -21,32 +21,26 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from credo import likelihoods
-from credo.curvature import ExactHessian, FromValues
+from credo.autodiff.loss import Loss
 from credo.errors import DataError, UnsupportedError
-from credo.expectations import AtMean, GaussHermite, MonteCarlo
-from credo.families import (
-    Categorical,
-    DiagGaussian,
-    FixedGaussian,
-    FullGaussian,
-    Gaussian,
-    GaussianMixture,
-)
-from credo.gallery import (
+from credo.families import DiagGaussian, FixedGaussian, FullGaussian, Gaussian, GaussianMixture
+from credo.model import Model
+from credo.rule.curvatures import ExactHessian, FromValues
+from credo.rule.expectations import AtMean, GaussHermite, MonteCarlo
+from credo.rule.families import Categorical
+from credo.rule.gallery import (
     dropout,
     evolution_strategies,
     exponential_weights,
     gaussian_homotopy,
     newton_ensemble,
 )
-from credo.gallery.dropout import Dropout
-from credo.gallery.evolution_strategies import evolution_strategy
-from credo.gallery.exponential_weights import hedge_rate, hedge_step
-from credo.gallery.newton_ensemble import NewtonEnsemble
-from credo.learner import Learner, Step
-from credo.loss import Loss
-from credo.model import Model
-from credo.rule import expectation_gradient, gaussian_step, step
+from credo.rule.gallery.dropout import Dropout
+from credo.rule.gallery.evolution_strategies import evolution_strategy
+from credo.rule.gallery.exponential_weights import hedge_rate, hedge_step
+from credo.rule.gallery.newton_ensemble import NewtonEnsemble
+from credo.rule.learner import Learner, Step
+from credo.rule.rule import expectation_gradient, gaussian_step, step
 
 f64 = torch.float64
 

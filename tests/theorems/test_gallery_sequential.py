@@ -17,12 +17,14 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.linear_model import BayesianRidge, Ridge
 from torch import Tensor
 
-from credo import rule
-from credo.curvature import ExactHessian, ExampleSquares
+from credo.autodiff.loss import Loss
 from credo.errors import DataError
-from credo.expectations import AtMean
-from credo.families import Categorical, DiagGaussian, FixedGaussian, FullGaussian, Gaussian
-from credo.gallery import (
+from credo.families import DiagGaussian, FixedGaussian, FullGaussian, Gaussian
+from credo.rule import rule
+from credo.rule.curvatures import ExactHessian, ExampleSquares
+from credo.rule.expectations import AtMean
+from credo.rule.families import Categorical
+from credo.rule.gallery import (
     baum_welch,
     hidden_markov,
     kalman_filter,
@@ -30,9 +32,8 @@ from credo.gallery import (
     rts_smoother,
     state_space,
 )
-from credo.gallery import elastic_weight_consolidation as consolidation
-from credo.learner import Learner, Step
-from credo.loss import Loss
+from credo.rule.gallery import elastic_weight_consolidation as consolidation
+from credo.rule.learner import Learner, Step
 
 NOISE = 0.5
 

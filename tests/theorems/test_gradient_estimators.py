@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import credo
-from credo.expectations import Step
 from credo.families import DiagGaussian, links
 from credo.kl import kl
 from credo.noise import source
-from credo.objectives.elbo import chain_to_rho_, cross_entropy
-from credo.quadrature import expectation
+from credo.rule.quadrature import expectation
+from credo.variational.cross_entropy import chain_to_rho_, cross_entropy
+from credo.variational.estimators import Step
 
 N_DRAWS = 2000
 

@@ -17,15 +17,15 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
 import credo
-from credo.curvature import ExactHessian, ExampleSquares, GaussNewton
-from credo.curvature.output_roots import output_roots
-from credo.expectations import AtMean
+from credo.autodiff.loss import Loss
 from credo.families import DiagGaussian, FullGaussian, LowRankGaussian
-from credo.gallery.laplace import laplace
-from credo.learner import Learner, Step
 from credo.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from credo.loss import Loss
+from credo.likelihoods.output_roots import output_roots
 from credo.priors import Normal
+from credo.rule.curvatures import ExactHessian, ExampleSquares, GaussNewton
+from credo.rule.expectations import AtMean
+from credo.rule.gallery.laplace import laplace
+from credo.rule.learner import Learner, Step
 
 F64 = torch.float64
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

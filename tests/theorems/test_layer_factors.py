@@ -106,7 +106,7 @@ def test_the_table_of_document_001() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layer", ["linear", "conv2d", "grouped"])
 def test_draws_have_the_variance_of_the_initialisation(kind: str, layer: str) -> None:
-    segment = credo.params.bind(LAYERS[layer]).segments[0]
+    segment = credo.network.bind(LAYERS[layer]).segments[0]
     prior = PRIORS[kind].on([segment], torch.zeros(segment.size, dtype=F64))
     draws = prior.sample(20_000, torch.Generator().manual_seed(0))
     squares = draws.square().mean(1)

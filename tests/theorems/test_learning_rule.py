@@ -13,25 +13,14 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from credo import rule
-from credo.curvature import FromValues, Hutchinson, Reparameterised
+from credo.autodiff.loss import Loss
 from credo.errors import DataError
-from credo.expectations import GaussHermite, MonteCarlo
-from credo.families import (
-    Beta,
-    Categorical,
-    DiagGaussian,
-    Dirichlet,
-    ExponentialFamily,
-    FixedGaussian,
-    FullGaussian,
-    Gamma,
-    Gaussian,
-    NormalGamma,
-    SignBernoulli,
-)
+from credo.families import DiagGaussian, ExponentialFamily, FixedGaussian, FullGaussian, Gaussian
 from credo.families.exponential import Parameters, inner
-from credo.loss import Loss
+from credo.rule import rule
+from credo.rule.curvatures import FromValues, Hutchinson, Reparameterised
+from credo.rule.expectations import GaussHermite, MonteCarlo
+from credo.rule.families import Beta, Categorical, Dirichlet, Gamma, NormalGamma, SignBernoulli
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

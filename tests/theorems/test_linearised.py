@@ -18,18 +18,12 @@ from sklearn.gaussian_process.kernels import DotProduct
 from torch import Tensor, nn
 
 import credo
-from credo.families import (
-    Delta,
-    DiagGaussian,
-    Family,
-    FixedGaussian,
-    FullGaussian,
-    KroneckerGaussian,
-    LowRankGaussian,
-)
+from credo.families import Delta, DiagGaussian, Family, FixedGaussian, FullGaussian, LowRankGaussian
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
-from credo.linearised import OutputGaussian, ProbitPredictive
-from credo.posterior import Posterior
+from credo.posterior.closed_form import ProbitPredictive
+from credo.posterior.outputs import OutputGaussian
+from credo.posterior.posterior import Posterior
+from credo.rule.families import KroneckerGaussian
 
 SIGMA, DELTA = 0.3, 2.0
 SHAPES = [(5, 3), (5, 1), (2, 5), (2, 1)]

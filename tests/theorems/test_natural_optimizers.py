@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
-from credo.curvature import Curvature, ExactHessian, ExampleSquares, Reparameterised
+from credo.autodiff.loss import Loss
 from credo.families import DiagGaussian
-from credo.learner import Learner, Step
 from credo.likelihoods import Categorical, Gaussian
-from credo.loss import Loss
 from credo.noise import source
 from credo.optim import IVON, VOGN, VON, NaturalOptimizer, Vadam
 from credo.optim.ivon import absorb_curvature_
+from credo.rule.curvatures import Curvature, ExactHessian, ExampleSquares, Reparameterised
+from credo.rule.learner import Learner, Step
 from credo.types import Vector
 
 

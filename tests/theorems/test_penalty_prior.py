@@ -13,7 +13,7 @@ from scipy import integrate, stats
 
 import credo
 from credo.errors import DataError, UnsupportedError
-from credo.families import Beta, Delta, DiagGaussian, FixedGaussian, FullGaussian, GaussianMixture
+from credo.families import Delta, DiagGaussian, FixedGaussian, FullGaussian, GaussianMixture
 from credo.priors import (
     Laplace,
     NoPrior,
@@ -33,6 +33,7 @@ from credo.priors.heat_flow import (
     polynomial_flow,
 )
 from credo.priors.penalty import solve_penalty
+from credo.rule.families import Beta
 from credo.types import Segment
 
 F64 = torch.float64

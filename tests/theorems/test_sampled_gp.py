@@ -15,7 +15,7 @@ from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, Empirical, GaussianMixture
 from credo.functionspace import SampledGP, leave_one_out, leverage, relevance, to_gp
 from credo.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

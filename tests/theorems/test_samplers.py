@@ -9,9 +9,10 @@ from torch import nn
 from torch.distributions import Normal
 
 import credo
-from credo.methods import MALA, FullVariationalLaplace
-from credo.methods.hamiltonian import Point, energy_change, leapfrog
 from credo.metrics import effective_sample_size
+from credo.sampling import MALA
+from credo.sampling.hamiltonian import Point, energy_change, leapfrog
+from credo.variational import FullVariationalLaplace
 
 D = torch.float64
 NOISE, PRIOR, NUM_DATA, FEATURES = 0.5, 0.8, 12, 3

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import credo
+from credo.autodiff.loss import Loss
 from credo.families import DiagGaussian, FixedGaussian, Gaussian
-from credo.gallery.adam import adam
-from credo.gallery.gradient_descent import gradient_descent
-from credo.learner import Learner
-from credo.loss import Loss
+from credo.rule.gallery.adam import adam
+from credo.rule.gallery.gradient_descent import gradient_descent
+from credo.rule.learner import Learner
 from credo.types import Batch
 
 STEPS = 50

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 import credo
+from credo.autodiff.twice_differentiable import twice_differentiable
 from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian
-from credo.methods.full_variational_laplace import FullVariationalLaplace
-from credo.methods.gradient_penalty import GradientPenalty
-from credo.methods.variational_laplace import VariationalLaplace
 from credo.model import Model
-from credo.objectives.twice_differentiable import twice_differentiable
-from credo.objectives.variational_laplace import SquaredGradient
 from credo.priors import Normal as NormalPrior
+from credo.variational.full_variational_laplace import FullVariationalLaplace
+from credo.variational.gradient_penalty import GradientPenalty
+from credo.variational.squared_gradient import SquaredGradient
+from credo.variational.variational_laplace import VariationalLaplace
 
 NOISE, PRIOR, EXAMPLES, FEATURES = 0.5, 0.8, 6, 3
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from credo.errors import DataError
-from credo.optim import YellowFin, robust_region, spectral_radius
+from credo.optim import YellowFin
 from credo.optim.yellowfin_tuner import Measurements, best_root_momentum, least_root_momentum
+from credo.tools import robust_region, spectral_radius
 
 BETA, WINDOW, EPS = 0.999, 20, 1e-6
 

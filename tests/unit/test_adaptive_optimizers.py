@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import credo
 from credo.errors import DataError, NonFiniteError, UnsupportedError
-from credo.methods import optimizers
 from credo.optim import AdaBound, AMSBound, AMSGrad, Descent, RAdam, YellowFin, adabound
+from credo.optim import by_name as optimizers
 from credo.optim.rectified_adam import rectification
 
 KINDS: dict[str, Callable[..., Descent]] = {

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import credo
-from credo import cli, demo
+from credo.cli import demo
+from credo.cli import main as cli
 from credo.errors import DataError
 
 
@@ -128,9 +129,9 @@ def test_experiment_commands_reach_their_module(monkeypatch: pytest.MonkeyPatch)
     commands = types.SimpleNamespace(
         **{name: recorder(name) for name in ("list_experiments", "run", "claims")}
     )
-    package = types.ModuleType("credo.experiments")
+    package = types.ModuleType("credo_papers")
     package.commands = commands
-    monkeypatch.setitem(sys.modules, "credo.experiments", package)
+    monkeypatch.setitem(sys.modules, "credo_papers", package)
     assert cli.main(["list", "--json"]) == 0
     assert cli.main(["run", "x", "--preset", "paper", "--seeds", "5", "--folder", "r"]) == 0
     assert cli.main(["claims"]) == 0

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from credo import noise
 from credo.errors import DataError, FileFormatError, UnsupportedError
-from credo.families.beta import Beta
-from credo.families.categorical import Categorical
-from credo.families.dirichlet import Dirichlet
-from credo.families.gamma import Gamma, InverseGamma
-from credo.families.normal_gamma import NormalGamma
-from credo.families.sign_bernoulli import SignBernoulli
-from credo.families.special import (
+from credo.rule.families.beta import Beta
+from credo.rule.families.categorical import Categorical
+from credo.rule.families.dirichlet import Dirichlet
+from credo.rule.families.gamma import Gamma, InverseGamma
+from credo.rule.families.normal_gamma import NormalGamma
+from credo.rule.families.sign_bernoulli import SignBernoulli
+from credo.rule.families.special import (
     digamma_minus_log,
     dirichlet_concentration,
     gamma_shape,

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.errors import DataError, NonFiniteError
-from credo.families import Delta, DiagGaussian, Empirical, SignBernoulli
-from credo.posterior import Posterior
+from credo.families import Delta, DiagGaussian, Empirical
+from credo.posterior.posterior import Posterior
+from credo.rule.families import SignBernoulli
 from credo.tools import Diagnosis, diagnose
 from credo.tools.diagnosis import NEAR_PRIOR, POINT_SHARE
 

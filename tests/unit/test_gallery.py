@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from credo.gallery import table
+from credo.rule.gallery import table
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "src" / "credo" / "gallery"
@@ -27,7 +27,7 @@ def test_every_file_has_a_row() -> None:
 
 @pytest.mark.parametrize("name", table.MODULES)
 def test_the_row_names_a_test_that_exists(name: str) -> None:
-    file, _, test = import_module(f"credo.gallery.{name}").ENTRY.test.partition("::")
+    file, _, test = import_module(f"credo.rule.gallery.{name}").ENTRY.test.partition("::")
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.autodiff.jacobian_blocks import DiagonalFactors, KronCovariance, KronFactors, gram
+from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
-from credo.params import FlatParams, Selection, bind, select
-from credo.params.jacobian_blocks import DiagonalFactors, KronCovariance, KronFactors, gram
-from credo.params.jacobians import Jacobians
+from credo.network import FlatParams, Selection, bind, select
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),

@@ -13,9 +13,10 @@ from torch import distributions
 
 from credo import kl as kl_module
 from credo.errors import DataError, UnsupportedError
-from credo.families import Delta, DiagGaussian, Empirical, FullGaussian, Gamma
+from credo.families import Delta, DiagGaussian, Empirical, FullGaussian
 from credo.kl import has_closed_form, kl, kl_monte_carlo, kl_per_segment, kl_terms
 from credo.priors import FlatLaplace, Laplace, Normal, ScaleMixture
+from credo.rule.families import Gamma
 from credo.types import Segment
 
 F64 = torch.float64

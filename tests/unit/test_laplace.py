@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import credo
-from credo.curvature import over_data
 from credo.errors import DataError, UnsupportedError
 from credo.families import (
     Delta,
@@ -22,8 +21,9 @@ from credo.families import (
     FullGaussian,
     LowRankGaussian,
 )
+from credo.laplace import data_pass as over_data
+from credo.laplace.checks import needed_bytes
 from credo.likelihoods import Categorical, FromLoss, Gaussian
-from credo.methods.laplace_checks import needed_bytes
 
 F64 = torch.float64
 STRUCTURES = {

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.curvature import (
+from credo.autodiff.loss import Loss
+from credo.errors import DataError, NonFiniteError, UnsupportedError
+from credo.families import DiagGaussian, FixedGaussian, FullGaussian, Gaussian, LowRankGaussian
+from credo.rule.curvatures import (
     Curvature,
     ExactHessian,
     ExampleSquares,
@@ -18,18 +21,9 @@ from credo.curvature import (
     Reparameterised,
     SquaredGradient,
 )
-from credo.errors import DataError, NonFiniteError, UnsupportedError
-from credo.expectations import AtMean, Expectation, GaussHermite, MonteCarlo
-from credo.families import (
-    DiagGaussian,
-    FixedGaussian,
-    FullGaussian,
-    Gaussian,
-    KroneckerGaussian,
-    LowRankGaussian,
-)
-from credo.learner import Learner, Step
-from credo.loss import Loss
+from credo.rule.expectations import AtMean, Expectation, GaussHermite, MonteCarlo
+from credo.rule.families import KroneckerGaussian
+from credo.rule.learner import Learner, Step
 
 P = 3
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import credo
+from credo.autodiff import jacobian_blocks
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, Empirical, FullGaussian
-from credo.linearised import NormalPredictive, ProbitPredictive, outputs
-from credo.params import jacobian_blocks
-from credo.posterior import Posterior
-from credo.predictive import Predictive, PredictiveError
+from credo.posterior import outputs
+from credo.posterior.closed_form import NormalPredictive, ProbitPredictive
+from credo.posterior.posterior import Posterior
+from credo.posterior.predictive import Predictive, PredictiveError
 
 
 def network(inputs: int = 3, outputs: int = 2) -> nn.Module:

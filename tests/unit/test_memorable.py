@@ -7,16 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.errors import DataError, UnsupportedError
-from credo.functionspace import (
-    Memory,
-    leave_one_out,
-    leverage,
-    relevance,
-    select,
-    select_per_class,
-    trace_of_curvature,
-)
+from credo.functionspace import Memory, leave_one_out, leverage, relevance, select, select_per_class
 from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian
+from credo.likelihoods.output_losses import trace_of_curvature
 
 
 def scored(n=200, classes=4, seed=0):

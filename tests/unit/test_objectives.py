@@ -9,9 +9,9 @@ from torch import nn
 
 import credo
 from credo.errors import DataError, UnsupportedError
-from credo.objectives import Balanced, kl_weights
-from credo.objectives.temperature import hidden_units, temperature_at
-from credo.params import bind
+from credo.network import bind
+from credo.temperature import Balanced, hidden_units, temperature_at
+from credo.variational import kl_weights
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 0.97, 1.03, "uniform"])

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import credo
 from credo.errors import CheckpointError, DataError, NonFiniteError, UnsupportedError
-from credo.methods.gradient_penalty import GradientPenalty
 from credo.penalties import KINDS, Penalty, layer_factors, penalty
+from credo.variational.gradient_penalty import GradientPenalty
 
 F64 = torch.float64
 
@@ -49,7 +49,7 @@ def by_hand(net: nn.Sequential, kind: str) -> Tensor:
 def test_value_and_gradient_are_autograds(kind: str, bound: bool) -> None:
     net = network()
     if bound:
-        credo.params.bind(net)
+        credo.network.bind(net)
     expected = by_hand(net, kind) / 50
     gradients = torch.autograd.grad(expected, [net[0].weight, net[4].weight])
     found = penalty(net, kind, num_data=50)

@@ -14,7 +14,7 @@ from scipy import optimize, stats
 
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian, HeteroscedasticGaussian
-from credo.predictive import Predictive, PredictiveError
+from credo.posterior.predictive import Predictive, PredictiveError
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

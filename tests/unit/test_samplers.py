@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.errors import DataError, NonFiniteError, UnsupportedError
-from credo.methods import chains
-from credo.methods.chains import Target, Trace
-from credo.methods.hamiltonian import DualAveraging, Point, first_step
+from credo.sampling import chains
+from credo.sampling.chains import Target, Trace
+from credo.sampling.hamiltonian import DualAveraging, Point, first_step
 
 D = torch.float64
 

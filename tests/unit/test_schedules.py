@@ -11,7 +11,7 @@ from torch import nn
 import credo
 from credo import schedules
 from credo.errors import CheckpointError, DataError, UnsupportedError
-from credo.methods.optimizers import pack, unpack
+from credo.optim.by_name import pack, unpack
 from credo.schedules import PlateauMemory
 from credo.train.rates import START, Rates
 

@@ -1,4 +1,4 @@
-"""What `credo.smoothing` finds in a network, and what it puts in its place."""
+"""What `credo.autodiff.smoothing` finds in a network, and what it puts in its place."""
 
 import copy
 
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from credo.autodiff.smoothing import LeakySoftplus, SoftClamp, kinks, refuse_kinks, smooth
 from credo.errors import UnsupportedError
-from credo.smoothing import LeakySoftplus, SoftClamp, kinks, refuse_kinks, smooth
 
 
 class Residual(nn.Module):

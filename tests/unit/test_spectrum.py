@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.curvature import extreme_eigenvalues
-from credo.curvature.spectrum import lanczos
+from credo.autodiff.loss import Loss
 from credo.errors import DataError, UnsupportedError
-from credo.loss import Loss
+from credo.tools import extreme_eigenvalues
+from credo.tools.spectrum import lanczos
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -105,7 +105,7 @@ def test_a_quadratic_has_the_curvatures_it_was_given() -> None:
         found = extreme_eigenvalues(model, (x, y), matrix, generator=generator())
         assert found.smallest_positive == pytest.approx(values[0], rel=1e-8)
         assert found.largest == pytest.approx(values[-1], rel=1e-12)
-        region = credo.optim.robust_region(found.smallest_positive, found.largest)
+        region = credo.tools.robust_region(found.smallest_positive, found.largest)
         assert 0 < region.least_momentum < 1
 
 

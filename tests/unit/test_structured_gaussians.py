@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
 
-from credo import noise, rule
+from credo import noise
 from credo.errors import DataError, FileFormatError
 from credo.families.exponential import inner
 from credo.families.full_gaussian import FullGaussian
-from credo.families.kronecker_gaussian import KroneckerGaussian
 from credo.families.low_rank_gaussian import LowRankGaussian
+from credo.rule import rule
+from credo.rule.families.kronecker_gaussian import KroneckerGaussian
 from credo.types import Segment
 
 F64 = torch.float64

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from credo.errors import CredoError, DataError, FileFormatError, MissingExtraError
-from credo.experiments import studies, sweep_command, vi_digits
 from credo.sweep import Choice, LogUniform, Space, Study, Uniform, run_study, table
 from credo.sweep.attempt import claimed, is_running
 from credo.sweep.samplers import make_sampler
+from credo_papers import studies, sweep_command, vi_digits
 
 SPACE = Space({"x": Uniform(-3, 3), "kind": Choice(("a", "b"))})
 

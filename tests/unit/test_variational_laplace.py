@@ -9,14 +9,14 @@ from torch.nn.functional import cross_entropy
 from zoo import ZOO, specimen
 
 import credo
+from credo.autodiff.smoothing import smooth
 from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
 from credo.likelihoods import Categorical, FromLoss, Gaussian
-from credo.methods.full_variational_laplace import FullVariationalLaplace
-from credo.methods.gradient_penalty import GradientPenalty
-from credo.methods.variational_laplace import VariationalLaplace
+from credo.likelihoods.labels import draw_labels
 from credo.model import Model
-from credo.objectives.labels import draw_labels
-from credo.smoothing import smooth
+from credo.variational.full_variational_laplace import FullVariationalLaplace
+from credo.variational.gradient_penalty import GradientPenalty
+from credo.variational.variational_laplace import VariationalLaplace
 
 
 def mlp(seed: int = 0, *, dropout: float = 0.0, norm: bool = False) -> nn.Module:

@@ -40,14 +40,14 @@ from torch import Generator, Tensor
 
 from credo.active import determinant, pool, scores
 from credo.active.batchbald import batch_bald
+from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, Empirical, Gaussian
 from credo.functionspace import memorable
 from credo.likelihoods import Bernoulli, Categorical
-from credo.linearised import Linearisation
-from credo.params.jacobians import Jacobians
-from credo.posterior import Posterior
-from credo.predictive import Predictive
+from credo.posterior.outputs import Linearisation
+from credo.posterior.posterior import Posterior
+from credo.posterior.predictive import Predictive
 from credo.types import Inputs, Json
 
 Name: TypeAlias = Literal[

@@ -30,13 +30,14 @@ import torch
 from torch import Tensor
 
 from credo.active import pool
-from credo.curvature.output_roots import output_roots
+from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError
 from credo.families import Gaussian
-from credo.linearised import Linearisation, output_covariance
-from credo.params import FlatParams
-from credo.params.jacobians import Jacobians
-from credo.posterior import Posterior
+from credo.likelihoods.output_roots import output_roots
+from credo.network import FlatParams
+from credo.posterior.covariance import output_covariance
+from credo.posterior.outputs import Linearisation
+from credo.posterior.posterior import Posterior
 from credo.types import Inputs, Likelihood
 
 KEPT_BYTES = 256 * 2**20

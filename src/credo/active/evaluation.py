@@ -9,7 +9,7 @@ import torch
 from credo.families import Delta
 from credo.likelihoods.base import match_shape
 from credo.metrics import accuracy, ece, rmse
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.train.feed import make_feed
 
 BATCH = 1024

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from credo.errors import DataError
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.types import Json
 
 

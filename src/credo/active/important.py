@@ -47,8 +47,9 @@ from torch.utils.data import Sampler
 from credo.active import pool as pools
 from credo.active.acquisitions import largest
 from credo.errors import DataError, UnsupportedError
-from credo.functionspace import select, trace_of_curvature
+from credo.functionspace import select
 from credo.likelihoods.base import Classification
+from credo.likelihoods.output_losses import trace_of_curvature
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.types import Inputs, Likelihood

@@ -49,13 +49,14 @@ from credo.active.evaluation import evaluate
 from credo.active.history import History
 from credo.active.record import NetworkState, Record, Shelf
 from credo.errors import DataError
+from credo.method import Method
 from credo.model import Model
 from credo.noise import key_to_seed
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.schedules import ScheduleSpec
 from credo.train import fit
 from credo.train.feed import check_batch
-from credo.types import Inputs, Json, Method
+from credo.types import Inputs, Json
 
 Oracle: TypeAlias = Callable[[Any], Any]
 """Pool indices (n,), or with ``ask="inputs"`` the inputs themselves, to n labels."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import DataError
-from credo.model import map_inputs
+from credo.network.batches import map_inputs
 from credo.types import Inputs, Vector
 
 

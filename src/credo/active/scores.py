@@ -16,7 +16,7 @@ from ignorance; the others do. Outputs with several labels or positions add up.
 
     >>> import torch
     >>> from credo.likelihoods import Categorical
-    >>> from credo.predictive import Predictive
+    >>> from credo.posterior.predictive import Predictive
     >>> samples = torch.tensor([[[9.0, -9.0], [0.0, 0.0]], [[-9.0, 9.0], [0.0, 0.0]]])
     >>> pred = Predictive(samples, Categorical())        # one disputed, one ambiguous example
     >>> entropy(pred), bald(pred).round(decimals=4)
@@ -36,8 +36,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from credo.likelihoods.base import per_example_sum
-from credo.linearised import OutputGaussian
-from credo.predictive import Predictive
+from credo.posterior.outputs import OutputGaussian
+from credo.posterior.predictive import Predictive
 from credo.types import Likelihood
 
 

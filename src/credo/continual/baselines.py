@@ -28,8 +28,9 @@ from credo.continual.learner import PenalisedLearner, Training
 from credo.continual.penalised import Regulariser
 from credo.continual.tasks import Task, concatenated
 from credo.errors import DataError
-from credo.methods.map import MAPState
-from credo.model import Model, map_inputs
+from credo.map import MAPState
+from credo.model import Model
+from credo.network.batches import map_inputs
 from credo.noise import key_to_seed
 from credo.types import Batch, Json
 

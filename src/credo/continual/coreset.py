@@ -29,7 +29,8 @@ from torch import Generator, Tensor
 from credo.continual.baselines import chosen_rows
 from credo.errors import DataError
 from credo.functionspace import relevance, select, select_per_class
-from credo.model import Model, map_inputs
+from credo.model import Model
+from credo.network.batches import map_inputs
 from credo.types import Batch
 
 Choice: TypeAlias = Literal["relevance", "balanced", "random", "k-centre"]

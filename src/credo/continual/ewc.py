@@ -17,10 +17,10 @@ F sums over examples and the loss is a mean, hence 1/n: λ = 1 is Bayes' rule. �
 a mean over examples is the same number where tasks are equally large.
 
 `OnlineEWC` with γ = 1, λ = 1 and ``Training(temperature=1.0)`` is Laplace's approximation with
-yesterday's posterior as prior, `credo.gallery.elastic_weight_consolidation`; on linear models with
-``structure="full"`` that is exact. `EWC`'s separate forms count the oldest task too often from the
-third task on (Huszár, 2017), since θ_t is not where task t alone would be, but has the old tasks
-in it. The model's prior is pulled towards in every task by `EWC`; by the others in the first task
+yesterday's posterior as prior, `credo.rule.gallery.elastic_weight_consolidation`; on linear
+models with ``structure="full"`` that is exact. `EWC`'s separate forms count the oldest task too
+often from the third task on (Huszár, 2017), since θ_t is not where task t alone would be, but has
+the old tasks in it. The model's prior is pulled towards in every task by `EWC`; by the others in the first task
 alone, after which it is part of F̃.
 
 Heads: a head that a task does not use has no Fisher information from it, and is free.
@@ -58,13 +58,13 @@ from credo.continual.learner import PenalisedLearner, Training
 from credo.continual.penalised import Regulariser
 from credo.continual.quadratic import STRUCTURES, Quadratic, QuadraticPull
 from credo.continual.tasks import Task
-from credo.curvature.over_data import DataPass
-from credo.curvature.structures import DataCurvature, DiagonalCurvature, FullCurvature
 from credo.errors import DataError, UnsupportedError
-from credo.methods.common import gaussian_around_zero
-from credo.methods.laplace_checks import needed_bytes
+from credo.laplace.checks import needed_bytes
+from credo.laplace.data_pass import DataPass
+from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature
 from credo.model import Model
 from credo.noise import key_to_seed
+from credo.priors.normal import gaussian_around_zero
 from credo.storage import under
 from credo.train.feed import make_feed
 from credo.types import Json, Vector

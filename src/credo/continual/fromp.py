@@ -73,11 +73,12 @@ from credo.continual.functional_penalty import (
 from credo.continual.learner import PenalisedLearner, Training
 from credo.continual.penalised import Regulariser
 from credo.continual.tasks import Task
-from credo.curvature.over_data import DataPass, evaluating
-from credo.curvature.structures import DiagonalCurvature
 from credo.errors import DataError
-from credo.methods.map import MAPState
+from credo.laplace.data_pass import DataPass
+from credo.laplace.structures import DiagonalCurvature
+from credo.map import MAPState
 from credo.model import Model
+from credo.network.state import evaluating
 from credo.noise import key_to_seed
 from credo.types import Batch, Inputs, Json, Vector
 

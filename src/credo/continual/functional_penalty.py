@@ -44,13 +44,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credo.autodiff.jacobians import Jacobians
 from credo.continual.tasks import concatenated
-from credo.curvature.over_data import evaluating
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods.base import Classification, Regression
 from credo.model import Model
-from credo.params.jacobians import Jacobians
-from credo.params.selection import Selection
+from credo.network.selection import Selection
+from credo.network.state import evaluating
 from credo.types import Inputs, Likelihood, Segment, Vector
 
 MAX_NUMBERS = 2**26

@@ -39,11 +39,11 @@ from credo.continual.penalised import Penalised, Regulariser
 from credo.continual.tasks import Task
 from credo.errors import CheckpointError, DataError
 from credo.families import Delta
-from credo.methods import optimizers
 from credo.model import Model
 from credo.noise import key_to_seed
-from credo.posterior import Posterior
-from credo.predictive import Predictive
+from credo.optim import by_name as optimizers
+from credo.posterior.posterior import Posterior
+from credo.posterior.predictive import Predictive
 from credo.storage import under
 from credo.train import fit
 from credo.train.progress import Reporter

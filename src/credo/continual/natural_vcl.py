@@ -50,11 +50,12 @@ from credo.continual.learner import Training
 from credo.continual.vcl import VCL
 from credo.errors import UnsupportedError
 from credo.families import DiagGaussian
-from credo.methods.map import MLE
-from credo.methods.natural import IVON, NaturalState
+from credo.map import MLE
+from credo.method import Method
 from credo.model import Model
 from credo.optim.groups import Group
-from credo.types import Json, Method, Vector
+from credo.types import Json, Vector
+from credo.variational.natural import IVON, NaturalState
 
 
 class AnchoredIVON(optim.IVON):

@@ -28,12 +28,12 @@ import torch
 from torch import Generator, Tensor
 
 from credo.checks import positive
-from credo.methods.common import refuse_nonfinite
-from credo.methods.map import MAP, MAPState
+from credo.map import MAP, MAPState
+from credo.method import Info, refuse_nonfinite
 from credo.model import Model
-from credo.objectives.temperature import Temperature
 from credo.storage import under
-from credo.types import Batch, Info, Json
+from credo.temperature import Temperature
+from credo.types import Batch, Json
 
 
 class Regulariser:

@@ -2,14 +2,14 @@ r"""Quadratic forms around old weights: how a task that is over is remembered by
 
     ½ Σ_t (θ − m_t)ᵀ H_t (θ − m_t)        H_t = Σ_k w_k H_tk + diag(d)
 
-symbols: m_t ``anchor``, H_tk ``curvatures`` (`credo.curvature.structures`: diagonal, Kronecker or
+symbols: m_t ``anchor``, H_tk ``curvatures`` (`credo.laplace.structures`: diagonal, Kronecker or
 full, summed over a task's data, so possibly singular) with ``weights`` w_k, d ``damping``.
 
 Several diagonal forms are one diagonal form around A⁻¹Σ_t H_t m_t, A = Σ_t H_t, plus a constant, so
 `QuadraticPull` costs one pass over the weights however many tasks there were.
 
-    >>> from credo.curvature.structures import DiagonalCurvature
-    >>> from credo.params import bind
+    >>> from credo.laplace.structures import DiagonalCurvature
+    >>> from credo.network import bind
     >>> flat = bind(torch.nn.Linear(1, 1))
     >>> curvature = DiagonalCurvature(flat.segments, flat.vector)
     >>> curvature.diagonal += torch.tensor([2.0, 0.0])
@@ -26,16 +26,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from credo.autodiff.jacobian_blocks import DiagonalFactors
 from credo.continual.penalised import Regulariser
-from credo.curvature.structures import (
-    DataCurvature,
-    DiagonalCurvature,
-    FullCurvature,
-    KronCurvature,
-)
 from credo.errors import DataError, UnsupportedError
-from credo.methods.map import MAPState
-from credo.params.jacobian_blocks import DiagonalFactors
+from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature, KronCurvature
+from credo.map import MAPState
 from credo.storage import under
 from credo.types import Json, Segment, Vector
 

@@ -36,7 +36,7 @@ from credo.checks import positive
 from credo.continual.learner import PenalisedLearner, Training
 from credo.continual.penalised import Regulariser
 from credo.continual.tasks import Task
-from credo.methods.map import MAPState
+from credo.map import MAPState
 from credo.model import Model
 from credo.types import Json, Vector
 

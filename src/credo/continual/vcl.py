@@ -59,19 +59,20 @@ from credo.continual.coreset import Choice, check_choice, choose, divided
 from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, Training
 from credo.continual.tasks import Task, concatenated
-from credo.curvature.over_data import evaluating
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, links
-from credo.methods.map import MLE
-from credo.methods.scale_convergence import ScalePath
-from credo.methods.vi import VI, VIState
+from credo.map import MLE
+from credo.method import Method
 from credo.model import Model
+from credo.network.state import evaluating
 from credo.noise import key_to_seed
-from credo.posterior import Posterior
-from credo.predictive import Predictive
+from credo.posterior.posterior import Posterior
+from credo.posterior.predictive import Predictive
 from credo.train import fit
 from credo.train.progress import Reporter
-from credo.types import Batch, Json, Method
+from credo.types import Batch, Json
+from credo.variational.scale_convergence import ScalePath
+from credo.variational.vi import VI, VIState
 
 
 @dataclass(frozen=True)

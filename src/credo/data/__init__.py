@@ -7,8 +7,8 @@ from credo.data.idx import read_idx
 from credo.data.image_set import ImageSet, standardise
 from credo.data.mat import read_svhn
 from credo.data.sets import load
-from credo.data.tables import uci
 from credo.data.toys import and_gate, sinus_with_gap, two_moons
+from credo.data.uci import uci
 
 __all__ = [
     "ImageSet",

@@ -1,44 +1,35 @@
-"""Distributions: over flat vectors of weights, and the exponential families of the learning rule.
+"""Distributions over flat vectors of weights: what a posterior can be.
 
-Each is a frozen dataclass of tensors. Those of `FAMILIES` can be a posterior over weights.
+Each is a frozen dataclass of tensors. Those of `FAMILIES` can be stored and read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from torch import Tensor
 
 from credo.errors import FileFormatError
 from credo.families import links
 from credo.families.base import Atomic, Family
-from credo.families.beta import Beta
-from credo.families.categorical import Categorical
 from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
-from credo.families.dirichlet import Dirichlet
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.families.empirical import Empirical
 from credo.families.exponential import ExponentialFamily
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
-from credo.families.gamma import Gamma, InverseGamma
 from credo.families.gaussian import Gaussian
 from credo.families.gaussian_mixture import GaussianMixture
-from credo.families.kronecker_gaussian import KroneckerGaussian
 from credo.families.low_rank_gaussian import LowRankGaussian
-from credo.families.normal_gamma import NormalGamma
-from credo.families.sign_bernoulli import SignBernoulli
 from credo.types import Json
 
 __all__ = [
     "FAMILIES",
     "Atomic",
-    "Beta",
-    "Categorical",
     "Delta",
     "DiagGaussian",
-    "Dirichlet",
     "EigenBlock",
     "EigenKroneckerGaussian",
     "Empirical",
@@ -46,15 +37,11 @@ __all__ = [
     "Family",
     "FixedGaussian",
     "FullGaussian",
-    "Gamma",
     "Gaussian",
     "GaussianMixture",
-    "InverseGamma",
-    "KroneckerGaussian",
     "LowRankGaussian",
-    "NormalGamma",
-    "SignBernoulli",
     "links",
+    "register",
     "unpack",
 ]
 
@@ -68,12 +55,18 @@ FAMILIES: dict[str, type[Family]] = {
         FixedGaussian,
         FullGaussian,
         GaussianMixture,
-        KroneckerGaussian,
         LowRankGaussian,
-        SignBernoulli,
     )
 }
 """Every family over flat vectors of weights by the name it is stored under."""
+
+F = TypeVar("F", bound=type[Family])
+
+
+def register(family: F) -> F:
+    """Let `unpack` read this family, a class, under its name; for use as a decorator."""
+    FAMILIES[family.__name__] = family
+    return family
 
 
 def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:
@@ -86,6 +79,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:
     family = FAMILIES.get(str(meta.get("type")))
     if family is None:
         raise FileFormatError(
-            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}"
+            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}. A posterior "
+            "that was made with the learning rule needs `import credo.rule` first"
         )
     return family.unpack(tensors, meta)

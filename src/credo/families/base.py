@@ -26,6 +26,9 @@ class Family(ABC):
     mean: Vector
     """The mean, (P,)."""
 
+    is_continuous: ClassVar[bool] = True
+    """Whether it has a density, so that its KL to a prior with a density is finite."""
+
     if TYPE_CHECKING:
         # Either a field or a property of the concrete family. At run time a property here would
         # become the default value of the field.
@@ -132,6 +135,7 @@ class Family(ABC):
 class Atomic(Family):
     """A family that puts its mass on finitely many points, and so has no density."""
 
+    is_continuous: ClassVar[bool] = False
     _why_no_density: ClassVar[str]
 
     @property

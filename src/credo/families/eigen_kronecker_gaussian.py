@@ -17,8 +17,7 @@ from torch import Tensor
 from credo.errors import DataError, FileFormatError
 from credo.families.base import check_floating, check_points
 from credo.families.exponential import refuse_unless
-from credo.families.kronecker_gaussian import KroneckerCurvature
-from credo.families.structured_gaussian import StructuredGaussian
+from credo.families.structured_gaussian import KroneckerCurvature, StructuredGaussian
 from credo.types import Json, Vector
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from credo.types import Vector
 
 MAX_DENSE = 4096
 """Up to how many weights a structured Gaussian shows its dense parameters: 134 MB in float64."""
+
+KroneckerCurvature: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""One pair (A', B') for each block: H = blockdiag(A' ⊗ B'), never formed."""
 
 
 class StructuredGaussian(CorrelatedGaussian):

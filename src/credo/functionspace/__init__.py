@@ -1,7 +1,7 @@
 """Networks as functions: the Gaussian process of a posterior, and the examples it rests on."""
 
 from credo.functionspace.convex_priors import local_prior
-from credo.functionspace.dnn2gp import GPPrediction, NetworkGP, to_gp
+from credo.functionspace.gp import GPPrediction, NetworkGP, to_gp
 from credo.functionspace.iterates import iterate_as_gp
 from credo.functionspace.kernels import Kernel, KernelBlock
 from credo.functionspace.memorable import (
@@ -12,7 +12,6 @@ from credo.functionspace.memorable import (
     select,
     select_per_class,
 )
-from credo.functionspace.output_losses import trace_of_curvature
 from credo.functionspace.pseudo_data import FunctionPosterior, PseudoData
 from credo.functionspace.sampled import SampledGP
 
@@ -33,5 +32,4 @@ __all__ = [
     "select",
     "select_per_class",
     "to_gp",
-    "trace_of_curvature",
 ]

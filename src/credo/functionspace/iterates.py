@@ -32,7 +32,7 @@ from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, DiagGaussian, FullGaussian, Gaussian
 from credo.functionspace.pseudo_data import PseudoData
 from credo.model import Model
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.types import Batch, Vector
 
 

@@ -11,7 +11,7 @@ k       `Kernel.matrix`                          (n, K, m, K), (K, n, m) or (n, 
 ======  =======================================  ==================================================
 
 Every input passes the network once if what the kernel needs of it fits ``max_memory``
-(`credo.functionspace.features`), in blocks otherwise: a block of rows is held, the columns' blocks
+(`credo.posterior.features`), in blocks otherwise: a block of rows is held, the columns' blocks
 pass by. ``of="probs"`` is the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
 """
 
@@ -25,15 +25,16 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import Family
-from credo.functionspace.features import FeatureMap, Features, Outputs, feature_map
-from credo.functionspace.output_losses import output_hessian
 from credo.functionspace.streams import like_weights, rows_of
-from credo.linearised import Linearisation
-from credo.model import Model, map_inputs
-from credo.params import FlatParams
-from credo.params.jacobians import Jacobians
+from credo.likelihoods.output_losses import output_hessian
+from credo.model import Model
+from credo.network import FlatParams
+from credo.network.batches import map_inputs
+from credo.posterior.features import FeatureMap, Features, Outputs, feature_map
+from credo.posterior.outputs import Linearisation
 from credo.types import Inputs
 
 Of: TypeAlias = Literal["outputs", "probs"]

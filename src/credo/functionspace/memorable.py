@@ -47,16 +47,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, FixedGaussian, FullGaussian
-from credo.functionspace.output_losses import (
-    leading_roots,
-    output_gradient,
-    output_hessian,
-    roots_needed,
-    roots_of_curvature,
-    trace_of_curvature,
-)
 from credo.functionspace.sampled import SampledGP, has_centre
 from credo.functionspace.streams import (
     BATCH_SIZE,
@@ -68,13 +61,22 @@ from credo.functionspace.streams import (
     pieces,
     progress_bar,
 )
-from credo.functionspace.traces import diagonal_trace
 from credo.likelihoods import Categorical
-from credo.linearised import Linearisation, output_covariance
-from credo.model import Model, map_inputs
-from credo.params import FlatParams
-from credo.params.jacobians import Jacobians
-from credo.posterior import Posterior
+from credo.likelihoods.output_losses import (
+    leading_roots,
+    output_gradient,
+    output_hessian,
+    roots_needed,
+    roots_of_curvature,
+    trace_of_curvature,
+)
+from credo.model import Model
+from credo.network import FlatParams
+from credo.network.batches import map_inputs
+from credo.posterior.covariance import output_covariance
+from credo.posterior.outputs import Linearisation
+from credo.posterior.posterior import Posterior
+from credo.posterior.traces import diagonal_trace
 from credo.types import Batch
 
 # --- scores ---------------------------------------------------------------------------------------

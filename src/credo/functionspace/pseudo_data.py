@@ -39,18 +39,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, Gaussian
-from credo.functionspace.features import Features
 from credo.functionspace.kernels import Kernel, check_inputs, count_of
-from credo.functionspace.output_losses import output_gradient, roots_of_curvature
 from credo.functionspace.streams import like_weights
 from credo.likelihoods import Categorical
 from credo.likelihoods import Gaussian as GaussianLikelihood
-from credo.linearised import Linearisation
-from credo.model import Model, map_inputs
-from credo.params.jacobians import Jacobians
-from credo.posterior import Posterior
+from credo.likelihoods.output_losses import output_gradient, roots_of_curvature
+from credo.model import Model
+from credo.network.batches import map_inputs
+from credo.posterior.features import Features
+from credo.posterior.outputs import Linearisation
+from credo.posterior.posterior import Posterior
 from credo.types import Batch, Inputs, Vector
 
 MAX_OBSERVATIONS = 8192

@@ -34,13 +34,13 @@ from torch import Tensor
 
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, Empirical, Family, Gaussian
-from credo.functionspace.dnn2gp import GPPrediction
-from credo.functionspace.features import Outputs, rows_kernel
+from credo.functionspace.gp import GPPrediction
 from credo.functionspace.kernels import Of
-from credo.functionspace.output_losses import output_hessian, trace_of_curvature
 from credo.likelihoods.base import Classification, Regression
-from credo.linearised import OutputGaussian
-from credo.posterior import Posterior
+from credo.likelihoods.output_losses import output_hessian, trace_of_curvature
+from credo.posterior.features import Outputs, rows_kernel
+from credo.posterior.outputs import OutputGaussian
+from credo.posterior.posterior import Posterior
 from credo.types import Inputs
 
 DRAWS = 64

@@ -14,11 +14,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from credo.curvature.over_data import evaluating
 from credo.errors import DataError
-from credo.model import Model, map_inputs, unpack_batch
-from credo.params import FlatParams
-from credo.posterior import Posterior
+from credo.model import Model
+from credo.network import FlatParams
+from credo.network.batches import map_inputs, unpack_batch
+from credo.network.state import evaluating
+from credo.posterior.posterior import Posterior
 from credo.types import Batch, Inputs
 
 BATCH_SIZE = 1024

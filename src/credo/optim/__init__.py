@@ -11,7 +11,6 @@ from credo.optim.base import NaturalOptimizer
 from credo.optim.descent import Descent
 from credo.optim.ivon import IVON
 from credo.optim.rectified_adam import RAdam
-from credo.optim.robust import RobustRegion, robust_region, spectral_radius
 from credo.optim.vadam import Vadam
 from credo.optim.vogn import VOGN
 from credo.optim.von import VON
@@ -27,9 +26,6 @@ __all__ = [
     "Descent",
     "NaturalOptimizer",
     "RAdam",
-    "RobustRegion",
     "Vadam",
     "YellowFin",
-    "robust_region",
-    "spectral_radius",
 ]

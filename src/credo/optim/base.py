@@ -47,13 +47,13 @@ from torch.optim import Optimizer
 
 from credo.collectives import unwrap
 from credo.errors import UnsupportedError
+from credo.network.flat import Buffer
 from credo.noise import Draws, source
 from credo.optim.groups import Group, Params, groups_of
 from credo.optim.layout import Layout
 from credo.optim.ranks import Tally, Team
 from credo.optim.results import is_finite, posterior_of, refuse_nonfinite, refuse_strange_state
-from credo.params.flat import Buffer
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.types import Likelihood, Vector
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from credo.checks import finite, positive
 from credo.errors import DataError
+from credo.network import bind
+from credo.network.selection import is_norm
 from credo.noise import Draws
-from credo.params import bind
-from credo.params.selection import is_norm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from credo.errors import BindingError, UnsupportedError
+from credo.network import FlatParams, bind
+from credo.network.flat import Buffer
 from credo.optim.groups import Group, Params, holder_of
-from credo.params import FlatParams, bind
-from credo.params.flat import Buffer
 from credo.types import Segment, Vector
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from credo.errors import BindingError, CheckpointError, NonFiniteError, UnsupportedError
 from credo.families import DiagGaussian
 from credo.model import Model
+from credo.network import bind
 from credo.optim.groups import Group
 from credo.optim.layout import Layout
-from credo.params import bind
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.priors import Normal
 from credo.types import Likelihood, Vector
 

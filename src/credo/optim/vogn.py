@@ -5,7 +5,7 @@ r"""VOGN: variational online Gauss–Newton, with the mean of squared per-exampl
     g ← β₁g + (1 − β₁)(ḡ + δm)
     m ← m − ξ g/((1 − β₁ᵗ)(h + δ + γ))
 
-Squares are never negative and cost little more than the gradient itself (`credo.params.squares`).
+Squares are never negative and cost little more than the gradient itself (`credo.autodiff.squares`).
 They stand for the Hessian where the model is right (both have the mean of the Fisher information);
 elsewhere q's variance is off by their ratio, however long one trains: `VON` is the exact one.
 
@@ -46,14 +46,14 @@ from typing import Literal, Unpack
 import torch
 from torch import nn
 
+from credo.autodiff.squares import Squares
 from credo.collectives import unwrap
 from credo.errors import DataError, UnsupportedError
+from credo.network.selection import Selection
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params, Shared
 from credo.optim.layout import Layout
 from credo.optim.vadam import adam_step_
-from credo.params.selection import Selection
-from credo.params.squares import Squares
 from credo.types import Vector
 
 

@@ -46,7 +46,7 @@ Reference: Zhang and Mitliagkas, 2017 (arXiv:1706.03471); document 003 (5.3, app
     ...     w.grad = w.detach() - torch.randn(1, generator=g)      # of ½(w − y)², y ~ N(0, 1)
     ...     opt.step()
     >>> lr, momentum = opt.tuned()[0]
-    >>> bool(w.abs() < 3), credo.optim.robust_region(1.0, 1.0).contains(lr, momentum)
+    >>> bool(w.abs() < 3), credo.tools.robust_region(1.0, 1.0).contains(lr, momentum)
     (True, True)
 """
 

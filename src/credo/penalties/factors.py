@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, get_args
 
 from credo.checks import finite
 from credo.errors import DataError
-from credo.params import select
-from credo.params.selection import is_norm
+from credo.network import select
+from credo.network.selection import is_norm
 from credo.priors.elastic_net import elastic_rate
 from credo.priors.group import GroupLayout, Side
 from credo.types import Segment

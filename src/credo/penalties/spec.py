@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from credo.checks import finite, positive
 from credo.errors import DataError, NonFiniteError
 from credo.families.base import check_points
-from credo.params import segments_of
+from credo.network import segments_of
 from credo.penalties.factors import (
     GROUPS,
     Factors,

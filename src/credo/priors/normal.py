@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from credo.checks import finite
+from credo.errors import UnsupportedError
 from credo.families import DiagGaussian
+from credo.network import Selection
 from credo.priors.scales import (
     FanIn,
     Glorot,
@@ -18,7 +20,7 @@ from credo.priors.scales import (
     flat_scales,
     scale_config,
 )
-from credo.types import Json, Segment, Vector
+from credo.types import FlatDistribution, Json, Segment, Vector
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,28 @@ class Normal:
     def config(self) -> Json:
         """Type, scale and mean."""
         return {"type": "Normal", "scale": scale_config(self.scale), "mean": self.mean}
+
+
+def gaussian_around_zero(prior: FlatDistribution, method: str) -> DiagGaussian:
+    """The prior, if it is what methods that know its pull and curvature take."""
+    if isinstance(prior, DiagGaussian) and not bool(prior.mean.any()):
+        return prior
+    raise UnsupportedError(
+        f"{method} takes a Gaussian prior around zero, whose pull and curvature it knows; this one "
+        f"is a {type(prior).__name__}. Use credo.priors.Normal, or VI, which takes any prior"
+    )
+
+
+def precision_of_segments(prior: DiagGaussian, selection: Selection) -> list[float]:
+    """The prior precision of each parameter tensor, which must be one number."""
+    found = []
+    for name, place in selection.slices().items():
+        precisions = prior.precision[place]
+        first = float(precisions[0])
+        if not bool((precisions == first).all()):
+            raise UnsupportedError(
+                f"the prior gives the weights of {name} different scales; this method takes one "
+                "for each tensor, as credo.priors.Normal makes them. VI takes any prior"
+            )
+        found.append(first)
+    return found

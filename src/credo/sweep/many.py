@@ -25,8 +25,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from credo import workers as engines
 from credo.errors import DataError
-from credo.sweep import engines
 from credo.sweep.attempt import (
     Board,
     Function,

@@ -35,8 +35,9 @@ from typing import Literal
 import joblib
 
 from credo import storage
+from credo import workers as engines
 from credo.errors import DataError, NonFiniteError
-from credo.sweep import engines, table
+from credo.sweep import table
 from credo.sweep.attempt import Outcome
 from credo.sweep.many import bar, run_many
 from credo.sweep.samplers import SamplerName, make_sampler

@@ -45,13 +45,14 @@ from rich.table import Table
 from torch import Generator, Tensor
 
 from credo.errors import DataError, NonFiniteError, UnsupportedError
-from credo.families import Atomic, Delta, Empirical, Family, SignBernoulli
+from credo.families import Delta, Empirical, Family
 from credo.kl import kl, kl_monte_carlo
 from credo.likelihoods import Classification, Regression
-from credo.model import TARGET_KEYS, Model, map_inputs
-from credo.objectives.temperature import hidden_units
-from credo.posterior import Posterior
-from credo.predictive import Predictive
+from credo.model import Model
+from credo.network.batches import TARGET_KEYS, map_inputs
+from credo.posterior.posterior import Posterior
+from credo.posterior.predictive import Predictive
+from credo.temperature import hidden_units
 from credo.train.feed import make_feed
 from credo.types import FlatDistribution, Inputs
 
@@ -237,7 +238,7 @@ def _inputs(model: Model, data: Any) -> Inputs:
 def _total_kl(q: Family, prior: FlatDistribution, generator: Generator | None) -> float | None:
     if isinstance(q, Delta):
         return math.inf
-    if isinstance(q, Atomic) or (isinstance(q, SignBernoulli) and type(q) is not type(prior)):
+    if not q.is_continuous and type(q) is not type(prior):
         return None
     try:
         return float(kl(q, prior))

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from credo.errors import DataError
-from credo.model import Model, map_inputs
+from credo.model import Model
+from credo.network.batches import map_inputs
 from credo.noise import key_to_seed
 from credo.train.feed import TensorFeed, make_feed
 

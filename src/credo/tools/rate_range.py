@@ -51,11 +51,12 @@ from matplotlib.figure import Figure
 
 from credo.checks import positive
 from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
+from credo.method import Method
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.train.feed import Feed, make_feed, to_device
 from credo.train.progress import reporter
-from credo.types import Batch, Method
+from credo.types import Batch
 
 KEPT = 0.9
 """What the running mean keeps: it looks back over ten steps, less than a decade of rates."""

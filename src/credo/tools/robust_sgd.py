@@ -3,7 +3,7 @@ r"""SGD's rate from the curvature of the loss at hand: the robust region, measur
     (1 − √μ)²/h₁ ≤ α ≤ (1 + √μ)²/h₂
 
 Within these bounds momentum descent forgets its start at the rate √μ for all curvatures from h₁ to
-h₂ (`credo.optim.robust_region`); above them it diverges in the direction of h₂. Here h₁ and h₂
+h₂ (`credo.tools.robust_region`); above them it diverges in the direction of h₂. Here h₁ and h₂
 bound the eigenvalues of the Gauss–Newton matrix of the mean NLL plus the prior's own curvature,
 temperature/(n·scale²), which is what keeps h₁ above zero in a network with more weights than data.
 The spectrum of a network is so wide that there is often no robust rate at all: then ``low`` exceeds
@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 
-from credo.curvature import extreme_eigenvalues
 from credo.errors import DataError
 from credo.model import Model
-from credo.optim import RobustRegion, robust_region
+from credo.tools.robust_region import RobustRegion, robust_region
+from credo.tools.spectrum import extreme_eigenvalues
 from credo.train.feed import Feed, make_feed, to_device
 from credo.types import Batch
 

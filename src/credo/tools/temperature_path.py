@@ -11,15 +11,16 @@ import torch
 from torch import Generator, Tensor
 
 from credo.families import Delta
+from credo.method import Method
 from credo.metrics import accuracy, ece
 from credo.model import Model
-from credo.objectives.temperature import Balanced, temperature_at
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
+from credo.temperature import Balanced, temperature_at
 from credo.tools.held_out import Split
 from credo.tools.temperature_search import TemperatureRow
 from credo.train import fit
 from credo.train.feed import make_feed
-from credo.types import Json, Method
+from credo.types import Json
 
 SCORING_BATCH = 1024
 

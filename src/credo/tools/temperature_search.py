@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from credo.objectives.temperature import Balanced
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
+from credo.temperature import Balanced
 
 
 @dataclass(frozen=True)

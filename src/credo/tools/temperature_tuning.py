@@ -49,16 +49,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from credo.checks import positive
 from credo.errors import DataError, UnsupportedError
+from credo.method import Method
 from credo.model import Model
 from credo.noise import key_to_seed
-from credo.objectives.temperature import Balanced, temperature_at
 from credo.schedules import ScheduleSpec
+from credo.temperature import Balanced, temperature_at
 from credo.tools import held_out
 from credo.tools.temperature_path import Snapshot, TemperaturePath
 from credo.tools.temperature_search import TemperatureRow, TemperatureSearch, average
 from credo.train import fit
 from credo.train.progress import Reporter
-from credo.types import Json, Method
+from credo.types import Json
 
 TAUS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 TEMPERATURES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from credo.errors import DataError
-from credo.model import Model, map_inputs, unpack_batch
+from credo.model import Model
+from credo.network.batches import map_inputs, unpack_batch
 from credo.noise import key_to_seed
 from credo.types import Batch, Inputs
 

@@ -18,17 +18,18 @@ from torch import Tensor
 from credo.collectives import Ranks
 from credo.errors import CheckpointError, DataError, NonFiniteError, UnsupportedError
 from credo.families import Delta
+from credo.method import Method
 from credo.metrics import accuracy
 from credo.model import Model
 from credo.noise import key_to_seed
-from credo.posterior import Posterior
+from credo.posterior.posterior import Posterior
 from credo.schedules import ScheduleSpec, describe
 from credo.storage import under
 from credo.train.feed import Feed, make_feed, to_device
 from credo.train.folder import RunFolder
 from credo.train.progress import Reporter, reporter
 from credo.train.rates import Rates
-from credo.types import Json, Method
+from credo.types import Json
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 VALIDATION_SAMPLES = 16

@@ -1,0 +1,151 @@
+"""What `credo list`, `credo run` and `credo claims` do."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from credo.errors import CredoError, DataError
+from credo.report.style import house_style
+from credo.sweep import Outcome, run_many
+from credo.types import Json
+from credo_papers import ledger
+from credo_papers.experiment import PRESETS, mean_and_error, summarise
+from credo_papers.registry import EXPERIMENTS, find
+
+RUNS = "runs"
+"""The folder of local runs unless another is given."""
+
+COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
+
+
+def list_experiments(json: bool = False) -> None:
+    """Print every experiment: id, paper, claim, presets, and the ledger's verdict if it has one."""
+    verdicts = {id: entry["verdict"] for id, entry in ledger.committed().items()}
+    rows = [
+        {
+            "id": e.id,
+            "paper": e.paper,
+            "claim": e.claim,
+            "presets": list(e.presets),
+            "theorem": e.theorem,
+            **({"verdict": verdicts[e.id]} if e.id in verdicts else {}),
+        }
+        for e in EXPERIMENTS.values()
+    ]
+    if json:
+        print(dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table("experiment, verdict", "claim", show_lines=True)
+    for r in rows:
+        table.add_row(
+            f"{r['id']}\n{_coloured(r.get('verdict', 'not run yet'))}", escape(r["claim"])
+        )
+    Console().print(table)
+
+
+def run(
+    name: str,
+    preset: str = "quick",
+    seeds: int = 3,
+    folder: str | Path = RUNS,
+    jobs: int | None = None,
+) -> Json:
+    """Run an experiment with seeds 0, 1, …, print what came out, and return the verdict's row.
+
+    Everything is kept in ``<folder>/<name>/<preset>``: one folder per seed, the figures, and
+    ``verdict.json``. Seeds that are finished are not run again, and unfinished ones resume. A seed
+    that fails is reported and left out; if all fail, a `CredoError` says why.
+    """
+    experiment = find(name)
+    if preset not in PRESETS:
+        raise DataError(f"preset={preset!r} is unknown; choose from {', '.join(PRESETS)}")
+    if seeds < 1:
+        raise DataError(f"seeds={seeds} must be at least 1")
+    place = Path(folder) / experiment.id / preset
+    trials = [
+        {"experiment": experiment.id, "seed": seed, "settings": experiment.scale(preset)}
+        for seed in range(seeds)
+    ]
+    outcomes = run_many(_run_trial, trials, jobs, place, lambda trial: f"seed-{trial['seed']}")
+    finished = [o for o in outcomes if o.result is not None]
+    if not finished:
+        raise CredoError(f"{experiment.id} failed with every seed; the first: {outcomes[0].error}")
+    results = [o.result for o in finished if o.result is not None]
+    verdict = experiment.check(results)
+    entry = ledger.row(experiment, preset, [o.trial["seed"] for o in finished], verdict)
+    with house_style():
+        figures = experiment.figures(results, place)
+    ledger.write(place / "verdict.json", entry)
+    _print_run(entry, results, outcomes, figures)
+    return entry
+
+
+def claims(json: bool = False, folder: str | Path = RUNS) -> None:
+    """Print the committed verdicts together with those of the runs in ``folder``, which win."""
+    entries = ledger.committed() | ledger.local(folder)
+    rows = [entries[id] for id in sorted(entries)]
+    if json:
+        print(dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(Column("claim, verdict, scale", max_width=28), "in words", show_lines=True)
+    for r in rows:
+        kind = " (a theorem)" if r["theorem"] else ""
+        facts = f"[bold]{r['id']}[/]{kind}\n{_qualified(r)}\n[dim]{_scale_in_words(r)}[/]"
+        table.add_row(facts, escape(r["claim"]))
+    Console().print(table)
+
+
+def _run_trial(trial: Json, folder: Path | None) -> Json:
+    """One seed of an experiment; a function of JSON so that any process can run it."""
+    if folder is None:
+        raise DataError("an experiment's trial needs a folder to keep its run in")
+    experiment = find(trial["experiment"])
+    settings = experiment.presets[trial["settings"]["preset"]]
+    return experiment.run_one(settings, trial["seed"], folder)
+
+
+def _print_run(
+    entry: Json, results: list[Json], outcomes: list[Outcome], figures: list[Path]
+) -> None:
+    console = Console()
+    table = Table("quantity", "mean ± s.e.", title=f"{entry['id']}, {_scale_in_words(entry)}")
+    for name, mean in summarise(results).items():
+        if name.endswith("_se"):
+            continue
+        _, error = mean_and_error([float(r[name]) for r in results])
+        table.add_row(name, f"{mean:.5g}" + (f" ± {error:.2g}" if len(results) > 1 else ""))
+    console.print(table)
+    console.print(escape(entry["claim"]))
+    console.print(f"Verdict: {_qualified(entry)}")
+    for outcome in outcomes:
+        if outcome.error is not None:
+            console.print(f"[red]seed {outcome.trial['seed']} failed:[/] {escape(outcome.error)}")
+    for path in figures:
+        console.print(f"figure: {path}")
+
+
+def _qualified(entry: Json) -> str:
+    """The verdict; one that does not come from the paper's setting says so."""
+    preset = entry["scale"]["preset"]
+    qualification = "" if preset == "paper" else f" (preset {preset})"
+    return _coloured(entry["verdict"]) + qualification
+
+
+def _coloured(verdict: str) -> str:
+    return f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]"
+
+
+def _scale_in_words(entry: Json) -> str:
+    scale = entry["scale"]
+    count = len(entry["seeds"])
+    words = [f"{count} seed{'s' if count > 1 else ''}", str(scale["net"])]
+    if scale["num_data"]:
+        words.append(f"{scale['num_data']:,} examples")
+    if scale["epochs"]:
+        words.append(f"{scale['epochs']} epochs")
+    return ", ".join([*words, *(["local run"] if scale.get("run") else [])])

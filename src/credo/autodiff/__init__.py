@@ -1,0 +1,1 @@
+"""Derivatives that ``backward()`` does not give: per-example squares, Jacobians, second order."""

@@ -1,0 +1,300 @@
+r"""Jacobians of a network's outputs with respect to its weights, without forming them.
+
+    J_b = ∂f(x_b; θ)/∂θ,  (K, P) for each of B examples; K numbers come out, P weights are selected
+
+is K·P numbers per example: 19 MB for the ten logits of a 784-400-400-10 network. What is asked of
+it is smaller: sums of squares, Kronecker factors, JΣJᵀ. And for a dense layer J_bᵀc = g ⊗ a, with a
+what comes in and g the gradient at what goes out. So `Jacobians.at` runs the network once and
+remembers every layer's a; backward passes that stop at the layers' outputs give every g.
+
+=====================  ============================  ============================================
+method                 gives                         of
+=====================  ============================  ============================================
+``rows``               (B, K, P)                     J
+``pull(roots)``        (R, B, P)                     J_bᵀ c_rb
+``squares(roots)``     (P,)                          Σ_b Σ_r (J_bᵀ c_rb)²
+``gram(roots)``        (P, P)                        Σ_b Σ_r (J_bᵀ c_rb)(J_bᵀ c_rb)ᵀ
+``kron(roots)``        factors, layer by layer       the same, approximately
+``variance_diag(v)``   (B, K, K)                     J diag(v) Jᵀ
+``kron_variance(Σ)``   (B, K, K)                     JΣJᵀ, Σ Kronecker block by block
+``times(U)``           (B, K, r)                     JU, U (P, r)
+=====================  ============================  ============================================
+
+``roots`` are cotangents c of the outputs, (R, B, *outputs.shape[1:]). Where Σ_r c_rb c_rbᵀ = Λ_b is
+a likelihood's Hessian, ``squares`` is the diagonal of the generalised Gauss–Newton matrix.
+
+    >>> import torch
+    >>> from credo.network import bind, select
+    >>> net, x = torch.nn.Linear(2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> flat = bind(net)
+    >>> jacobians = Jacobians.at(net, flat, select(flat.segments), x)
+    >>> jacobians.rows()
+    tensor([[[1., 2., 1.]],
+            [[3., 4., 1.]]])
+    >>> jacobians.squares(torch.ones(1, 2, 1))
+    tensor([10., 20.,  2.])
+    >>> jacobians.variance_diag(torch.tensor([1.0, 1.0, 0.5])).flatten()
+    tensor([ 5.5000, 25.5000])
+
+Linear, convolutional, embedding and norm layers and multi-head attention are taken apart like this,
+however often a parameter is used. Anything else (recurrent kernels, ``W.t()``) is correct but slow:
+each example runs alone, and a warning names those parameters once per network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from credo.autodiff.jacobian_blocks import (
+    Block,
+    Cotangents,
+    DiagonalFactors,
+    KronCovariance,
+    KronFactors,
+    chunks,
+    gram,
+)
+from credo.autodiff.jacobian_calls import (
+    Taps,
+    arguments,
+    check_outputs,
+    frozen,
+    refuse_batch_statistics,
+    tell,
+)
+from credo.autodiff.jacobian_grams import layer_gram, one_dense_layer
+from credo.autodiff.jacobian_layers import Tap
+from credo.autodiff.squares_replay import Recorded, example_dims
+from credo.errors import DataError
+from credo.network.flat import FlatParams
+from credo.network.selection import Selection
+from credo.types import Inputs, Vector
+
+
+class Jacobians:
+    """J of every example of one batch, at the network's present weights; made by `at`.
+
+    It keeps the graph of the forward pass, as long as it lives.
+    """
+
+    def __init__(
+        self, outputs: Tensor, taps: Sequence[Tap], blocks: Sequence[Block], size: int
+    ) -> None:
+        self._graph, self._taps, self._blocks, self._size = outputs, taps, blocks, size
+
+    @classmethod
+    def at(
+        cls, net: nn.Module, flat: FlatParams, selection: Selection, inputs: Inputs
+    ) -> Jacobians:
+        """One forward pass of ``net``, whose parameters ``flat`` holds, over a batch of inputs.
+
+        Columns follow the selection's order. The examples must not depend on each other: batch
+        normalisation has to be in eval mode.
+        """
+        flat.check()
+        refuse_batch_statistics(net)
+        args, kwargs = arguments(inputs)
+        call = Recorded(net, args, kwargs)
+        taps = Taps(flat, selection)
+        others = [s for s in flat.segments if s not in set(selection.segments)]
+        with torch.enable_grad(), frozen([flat.parameter_at[s.start] for s in others]):
+            dims = example_dims(call, net, taps.sinks)
+            outputs = taps.watch(lambda: net(*args, **kwargs), dims, call.examples)
+        check_outputs(outputs, call)
+        slow = taps.settle(outputs)
+        tell(net, slow)
+        call.keep([outputs] if outputs.requires_grad else [])
+        return cls(outputs, taps.taps, list(taps.blocks(selection, call, slow)), selection.size)
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """f, (B, ...), without its graph."""
+        return self._graph.detach()
+
+    @property
+    def num_examples(self) -> int:
+        """B."""
+        return len(self.outputs)
+
+    @property
+    def num_outputs(self) -> int:
+        """K, the numbers that come out for one example."""
+        return self.outputs[0].numel()
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The parameters, each with its columns of J, in the selection's order."""
+        return self._blocks
+
+    def cotangents(self, directions: Tensor | None = None) -> Cotangents:
+        """The gradients at every layer of these cotangents (R, B, ...), or of all K outputs."""
+        return self._basis if directions is None else self._cotangents(directions)
+
+    def numbers(self, directions: int | None = None) -> int:
+        """How many numbers one example takes while so many cotangents (K) are pulled back."""
+        directions = self.num_outputs if directions is None else directions
+        kept = sum(tap.numbers for tap in self._taps) + sum(block.held for block in self._blocks)
+        return directions * (kept + self.num_outputs + directions)
+
+    def pull(self, roots: Tensor) -> Tensor:
+        """J_bᵀ c_rb, (R, B, P)."""
+        cotangents = self._cotangents(roots)
+        return self._pull(cotangents, slice(0, cotangents.examples), self._blocks)
+
+    def rows(self) -> Tensor:
+        """J, (B, K, P): the rows in the order of the flattened outputs."""
+        whole = self._pull(self._basis, slice(0, self._basis.examples), self._blocks)
+        return whole.movedim(0, 1)
+
+    def squares(self, roots: Tensor) -> Vector:
+        """Σ_b Σ_r (J_bᵀ c_rb)², (P,)."""
+        roots = self._checked(roots)
+        outer = {block: block.outer for block in self._blocks}
+        if all(tap is not None for tap in outer.values()):
+            # Of g only Σ_r g² is needed, so one root after the other is used up.
+            summed: dict[Tap | None, Tensor] = {}
+            for root in roots.split(1):
+                for tap, g in self._cotangents(root).at.items():
+                    if tap in summed:
+                        summed[tap].addcmul_(g[0], g[0])
+                    else:
+                        summed[tap] = g[0].square()
+            return torch.cat(
+                [block.outer_squares(summed[tap].flatten(0, -2)) for block, tap in outer.items()]
+            )
+        cotangents = self._cotangents(roots)
+        return torch.cat([block.squares(cotangents) for block in self._blocks])
+
+    def gram(self, roots: Tensor) -> Tensor:
+        """Σ_b Σ_r (J_bᵀ c_rb)(J_bᵀ c_rb)ᵀ, (P, P).
+
+        For one dense layer it is Σ_b Λ_b ⊗ a_b a_bᵀ, Λ_b = Σ_r g_rb g_rbᵀ: no row is formed.
+        """
+        cotangents = self._cotangents(roots)
+        layer = one_dense_layer(self._blocks)
+        if layer is not None:
+            return layer_gram(layer, cotangents, len(self._blocks) > 1)
+        return gram(
+            self._pull(cotangents, slice(0, cotangents.examples), self._blocks).flatten(0, 1)
+        )
+
+    def kron(self, roots: Tensor) -> list[KronFactors | DiagonalFactors]:
+        """Σ_b J_bᵀΛ_bJ_b in Kronecker factors, block by block in the selection's order.
+
+        Weights of linear and convolutional layers have a pair for each group of channels, biases
+        their left factor alone, with (1, 1) on the right; all else has its diagonal.
+        """
+        cotangents = self._cotangents(roots)
+        return [factors for block in self._blocks for factors in block.factors(cotangents)]
+
+    def variance_diag(self, variance: Vector, directions: Tensor | None = None) -> Tensor:
+        """J diag(v) Jᵀ, (B, K, K); or c_rᵀJ diag(v) Jᵀc_s, (B, R, R), for ``directions`` c."""
+        cotangents = self._basis if directions is None else self._cotangents(directions)
+        return torch.stack(
+            [block.covariance(cotangents, variance[block.place]) for block in self._blocks]
+        ).sum(0)
+
+    def kron_variance(
+        self, tiles: Sequence[KronCovariance], directions: Tensor | None = None
+    ) -> Tensor:
+        """JΣJᵀ, (B, K, K), with Σ block-diagonal: the tiles follow each other and cover P.
+
+        Tiles need not be those of the layers; where they are, J is not formed.
+        """
+        covered = sum(tile.size for tile in tiles)
+        if covered != self._size:
+            raise DataError(f"the blocks cover {covered} weights, but {self._size} are selected")
+        cotangents = self._basis if directions is None else self._cotangents(directions)
+        total = self.outputs.new_zeros(())
+        for blocks, group in aligned(self._blocks, tiles):
+            found = blocks[0].kron_covariance(cotangents, group) if len(blocks) == 1 else None
+            total = total + (self._tiled(cotangents, blocks, group) if found is None else found)
+        return total
+
+    def times(self, columns: Tensor, directions: Tensor | None = None) -> Tensor:
+        """JU, (B, K, r), for ``columns`` U (P, r)."""
+        cotangents = self._basis if directions is None else self._cotangents(directions)
+        return torch.stack(
+            [block.times(cotangents, columns[block.place]) for block in self._blocks]
+        ).sum(0)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _basis(self) -> Cotangents:
+        """One cotangent for each output."""
+        shape, outputs = self.outputs.shape[1:], self.num_outputs
+        one = torch.eye(outputs, dtype=self.outputs.dtype, device=self.outputs.device)
+        one = one.view(outputs, 1, *shape).expand(-1, self.num_examples, *shape)
+        return self._cotangents(one)
+
+    def _cotangents(self, roots: Tensor) -> Cotangents:
+        """The gradients at all taps, by one backward pass for each root.
+
+        A loop: a batched backward pass (vmap) was measured at 0.8 to 1.3 times its time, and does
+        not know every operation.
+        """
+        roots = self._checked(roots)
+        found: list[Sequence[Tensor | None]] = []
+        edges = [tap.edge for tap in self._taps]
+        for root in roots if edges else ():
+            found.append(
+                torch.autograd.grad(self._graph, edges, root, retain_graph=True, allow_unused=True)
+            )
+        at = {}
+        for tap, grads in zip(self._taps, zip(*found, strict=True), strict=True):
+            given = [g if g is not None else roots.new_zeros(tap.shape) for g in grads]
+            at[tap] = torch.stack(given) if len(given) > 1 else given[0].unsqueeze(0)
+        return Cotangents(roots, at)
+
+    def _checked(self, roots: Tensor) -> Tensor:
+        if roots.dim() < 2 or roots.shape[1:] != self.outputs.shape:
+            raise DataError(
+                f"cotangents of outputs {tuple(self.outputs.shape)} have one more dimension before "
+                f"them, but these have shape {tuple(roots.shape)}"
+            )
+        return roots.to(self.outputs)
+
+    def _pull(self, cotangents: Cotangents, examples: slice, blocks: Sequence[Block]) -> Tensor:
+        return torch.cat([block.pull(cotangents, examples) for block in blocks], dim=-1)
+
+    def _tiled(
+        self, cotangents: Cotangents, blocks: Sequence[Block], tiles: Sequence[KronCovariance]
+    ) -> Tensor:
+        """The part of JΣJᵀ of some parameters, from their rows."""
+        size, pieces = sum(block.size for block in blocks), []
+        for chunk in chunks(cotangents.examples, cotangents.directions * size):
+            rows = self._pull(cotangents, chunk, blocks).movedim(1, 0)
+            total = rows.new_zeros(())
+            for tile, part in zip(tiles, rows.split([t.size for t in tiles], dim=-1), strict=True):
+                turned = part.unflatten(-1, tile.variance.shape)
+                if tile.left is not None:
+                    turned = torch.einsum("brij,ik->brkj", turned, tile.left)
+                if tile.right is not None:
+                    turned = torch.einsum("brij,jk->brik", turned, tile.right)
+                spread = (turned * tile.variance).flatten(2)
+                total = total + spread @ turned.flatten(2).mT
+            pieces.append(total)
+        return torch.cat(pieces)
+
+
+def aligned(
+    blocks: Sequence[Block], tiles: Sequence[KronCovariance]
+) -> Iterator[tuple[list[Block], list[KronCovariance]]]:
+    """The smallest groups of parameters and tiles that cover the same weights."""
+    waiting, behind = list(tiles), 0
+    group: list[Block] = []
+    given: list[KronCovariance] = []
+    for block in blocks:
+        group.append(block)
+        behind += block.size
+        while behind > 0:
+            given.append(waiting.pop(0))
+            behind -= given[-1].size
+        if behind == 0:
+            yield group, given
+            group, given = [], []

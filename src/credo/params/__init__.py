@@ -1,6 +1,0 @@
-"""A module's parameters as one flat vector, and which of them are random."""
-
-from credo.params.flat import FlatParams, bind, segments_of, unbind
-from credo.params.selection import Selection, Selector, select
-
-__all__ = ["FlatParams", "Selection", "Selector", "bind", "segments_of", "select", "unbind"]

@@ -1,0 +1,49 @@
+"""From the distribution of the outputs to that of the targets, by a formula or by draws."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+
+from credo.errors import DataError, UnsupportedError
+from credo.likelihoods import Bernoulli, Categorical, Gaussian
+from credo.posterior.closed_form import NormalPredictive, ProbitPredictive
+from credo.posterior.outputs import OutputGaussian
+from credo.posterior.predictive import Predictive
+from credo.types import Likelihood
+
+Link: TypeAlias = Literal["samples", "probit"]
+
+
+def predictive(
+    outputs: OutputGaussian,
+    likelihood: Likelihood,
+    link: Link | None,
+    samples: int,
+    seed: int,
+    keep_samples: bool,
+) -> Predictive:
+    """p(y | x) from the distribution of the outputs; see the package's table."""
+    check_link(link, likelihood)
+    if link == "probit":
+        return ProbitPredictive(outputs, likelihood)
+    if link is None and isinstance(likelihood, Gaussian):
+        return NormalPredictive(outputs, likelihood)
+    generator = torch.Generator(outputs.mean.device).manual_seed(seed)
+    stream = outputs.draws(samples, generator)
+    if keep_samples:
+        return Predictive(torch.stack(list(stream)), likelihood)
+    return Predictive.from_stream(stream, likelihood)
+
+
+def check_link(link: Link | None, likelihood: Likelihood) -> None:
+    """Raise unless there is such a link, and for this likelihood."""
+    if link not in (None, "samples", "probit"):
+        raise DataError(f'link={link!r} must be "samples", "probit" or None')
+    if link == "probit" and not isinstance(likelihood, Categorical | Bernoulli):
+        raise UnsupportedError(
+            f'link="probit" is a formula for Categorical and Bernoulli, not for '
+            f'{type(likelihood).__name__}. Use link="samples"; with link=None a Gaussian '
+            "likelihood is integrated exactly."
+        )

@@ -1,0 +1,6 @@
+"""Markov chains whose draws are the posterior."""
+
+from credo.sampling.hmc import HMC, MALA
+from credo.sampling.sgld import SGLD
+
+__all__ = ["HMC", "MALA", "SGLD"]

@@ -1,0 +1,104 @@
+r"""Reparameterised Monte Carlo: draw weights, run the network, and read both gradients off.
+
+For w = μ + σ∘ε the chain rule gives closed forms, so no graph is built through the sampling:
+
+    ∂/∂μ E[f(w)] = E[g],    ∂/∂σ E[f(w)] = E[g∘ε],    g = ∇_w f(w)
+
+What f contains besides the negative log-likelihood distinguishes three estimators
+(document 003 §3; FORMULAS D):
+
+========== ========================== =====================================================
+name       KL term                    gradient that it adds to g, with weight κ = temperature/n
+========== ========================== =====================================================
+``reparam`` in closed form            none here: the objective adds the exact gradient
+``total``  sampled, −log p(w) − H(q)  κ·(−∇log p(w)); the entropy is exact by itself, because
+                                      log q(μ+σε; μ, σ) = −½ε² − log σ depends on σ alone
+``path``   sampled, log q(w) − log p  κ·(−ε/σ − ∇log p(w)): "sticking the landing"; the score
+           with q's own parameters    term of q is dropped, so at q = posterior the variance is 0
+           held fixed
+========== ========================== =====================================================
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+
+from credo.noise import NoiseSource
+from credo.types import Vector
+from credo.variational.estimators.step import Step
+
+SampledKL: TypeAlias = Literal["total", "path"]
+
+
+class HasGradient(Protocol):
+    """A distribution whose log-density has a gradient in closed form."""
+
+    def grad_log_prob(self, w: Vector) -> Vector:
+        """∇ log p(w), (P,)."""
+        ...
+
+
+class WeightNoise:
+    """The plain estimator: one draw of all weights serves the whole batch.
+
+    ``sampled_kl=None`` leaves the KL to the objective.
+    """
+
+    def __init__(
+        self, noise: NoiseSource, prior: HasGradient, sampled_kl: SampledKL | None = None
+    ) -> None:
+        self.noise, self.prior, self.sampled_kl = noise, prior, sampled_kl
+        self.integrates_kl = sampled_kl is not None
+
+    def gradients(self, step: Step) -> float:
+        """Fill in both gradients; return the mean NLL over the draws."""
+        if step.samples == 1:
+            nll = self._draw(step, 0)
+        else:
+            nll = self._average_draws(step)
+        if self.sampled_kl == "total":
+            step.grad_scale.sub_(step.scale.reciprocal(), alpha=step.kl_weight)
+        return nll
+
+    def _average_draws(self, step: Step) -> float:
+        mean_total = torch.zeros_like(step.grad_mean)
+        scale_total = torch.zeros_like(step.grad_scale)
+        nll = 0.0
+        for sample in range(step.samples):
+            nll += self._draw(step, sample) / step.samples
+            mean_total += step.grad_mean
+            scale_total += step.grad_scale
+        step.grad_mean.copy_(mean_total)
+        step.grad_scale.copy_(scale_total)
+        return nll
+
+    def _draw(self, step: Step, sample: int) -> float:
+        """One draw's share of both gradients.
+
+        The noise may live in ``grad_scale`` until the gradient multiplies it.
+        """
+        share = 1 / step.samples
+        eps = self.noise.draw(step.grad_scale, *step.key, sample)
+        weights = write_weights(step, eps)
+        loss = step.energy()
+        (loss if step.samples == 1 else loss * share).backward()
+        step.flat.gradient(step.random, out=step.grad_mean)
+        if self.sampled_kl is not None:
+            kappa = step.kl_weight * share
+            step.grad_mean.sub_(self.prior.grad_log_prob(weights), alpha=kappa)
+            if self.sampled_kl == "path":
+                step.grad_mean.addcdiv_(eps, step.scale, value=-kappa)
+        torch.mul(eps, step.grad_mean, out=step.grad_scale)
+        return loss.item()
+
+
+def write_weights(step: Step, eps: Vector) -> Vector:
+    """Put mean + scale∘ε into the network; the weights (P,) that it now has."""
+    with step.flat.writing() as vector:
+        if step.random.is_one_run:
+            return torch.addcmul(step.mean, step.scale, eps, out=step.random.view(vector))
+        weights = torch.addcmul(step.mean, step.scale, eps)
+        step.random.write(vector, weights)
+        return weights
