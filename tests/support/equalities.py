@@ -1,6 +1,6 @@
 """A pytest plugin that measures how well each equality of the gallery holds.
 
-    python -m pytest -p equalities tests/theorems tests/unit/test_policy_search.py
+    python -m pytest -p equalities tests/theorems papers/tests/test_policy_search.py
 
 prints, for the test that each row of `credo rule` names, the largest difference that its
 comparisons saw, relative to the larger of 1 and the expected value.

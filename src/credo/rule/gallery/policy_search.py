@@ -60,7 +60,7 @@ ENTRY = Entry(
     curvature="from values",
     step="ρ, improved; τ = worth of exploration",
     approximates="the return by its rank, if shaped",
-    test="tests/unit/test_policy_search.py"
+    test="papers/tests/test_policy_search.py"
     "::test_the_search_converges_to_the_maximum_entropy_policy_of_a_quadratic_return",
 )
 

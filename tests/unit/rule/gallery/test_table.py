@@ -13,7 +13,7 @@ import pytest
 
 from credo.rule.gallery import table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 GALLERY = ROOT / "src" / "credo" / "gallery"
 NOT_ALGORITHMS = {"__init__", "entry", "state_space", "table"}
 MAX_CODE = 80
