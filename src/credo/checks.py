@@ -100,7 +100,8 @@ class Range:
         if math.isinf(self.low) and math.isinf(self.high):
             return f"a{finite} number" if finite else "a number"
         if math.isinf(self.high):
-            return f"a{finite} number {'greater than' if self.open_low else 'of at least'} {self.low:g}"
+            edge = "greater than" if self.open_low else "of at least"
+            return f"a{finite} number {edge} {self.low:g}"
         edges = [f"greater than {self.low:g}"] * self.open_low
         edges += [f"less than {self.high:g}"] * self.open_high
         return ", ".join([f"a number from {self.low:g} to {self.high:g}", *edges])

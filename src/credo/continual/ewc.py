@@ -20,8 +20,8 @@ a mean over examples is the same number where tasks are equally large.
 yesterday's posterior as prior, `credo.rule.gallery.elastic_weight_consolidation`; on linear
 models with ``structure="full"`` that is exact. `EWC`'s separate forms count the oldest task too
 often from the third task on (Huszár, 2017), since θ_t is not where task t alone would be, but has
-the old tasks in it. The model's prior is pulled towards in every task by `EWC`; by the others in the
-first task alone, after which it is part of F̃.
+the old tasks in it. The model's prior is pulled towards in every task by `EWC`; by the others in
+the first task alone, after which it is part of F̃.
 
 Heads: a head that a task does not use has no Fisher information from it, and is free.
 

@@ -13,7 +13,8 @@ That is one step of momentum descent from distance D with noise C, made as good 
 the robust region of all curvatures that were measured (`credo.tools.robust_region`): the first
 argument of the maximum is the best, the second the region's edge. That ‖g‖² stands for the
 curvature is right for negative log-likelihoods near their optimum, where both are the Fisher
-information. Far from it ‖g‖² is much larger, and the rate much too small; of a minibatch's mean it is smaller.
+information. Far from it ‖g‖² is much larger, and the rate much too small; of a minibatch's mean it
+is smaller.
 
 The minimum solves px = (1 − x)³, p = D²h_min²/(2C), a cubic with one real root.
 
