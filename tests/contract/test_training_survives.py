@@ -175,7 +175,7 @@ import sys, torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 import test_training_survives as t
-from credo.methods import GradientPenalty
+from credo.variational import GradientPenalty
 from credo.train import loop
 import credo
 loop.SECONDS_BETWEEN_CHECKPOINTS = 0.02

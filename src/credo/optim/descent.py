@@ -1,7 +1,7 @@
 """What the optimizers of points share: options that are checked, groups, closures, refusals.
 
 These are ordinary `torch.optim.Optimizer`s, for any network and any loop; torch's schedulers drive
-their ``lr``. `credo.methods` builds them by name for flat vectors.
+their ``lr``. `credo.optim.by_name` builds them by name for flat vectors.
 """
 
 from __future__ import annotations

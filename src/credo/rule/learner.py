@@ -223,7 +223,7 @@ class Learner:
         if not fixed and self.curvature is None and not self.expectation.values_only:
             raise UnsupportedError(
                 f"a {name} learns its precision from curvature, but curvature=None: choose one "
-                "of credo.curvature, or hold the covariance fixed with a FixedGaussian"
+                "of credo.rule.curvatures, or hold the covariance fixed with a FixedGaussian"
             )
         if self.curvature is not None:
             if self.curvature.needs_spread and self.expectation.at_mean_only:
