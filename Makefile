@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+PYTEST ?=
 
 .PHONY: demo test lint types bench clean
 
@@ -14,9 +15,10 @@ $(VENV)/.installed: pyproject.toml papers/pyproject.toml constraints.txt
 demo: $(VENV)/.installed
 	$(BIN)/credo demo
 
-# One thread per worker: two workers on two cores would otherwise fight over them.
+# One thread per worker: two workers on two cores would otherwise fight over them. The order is
+# shuffled: `make test PYTEST=--randomly-seed=SEED` repeats the one whose seed the first lines say.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --durations=10 $(PYTEST)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -68,9 +68,3 @@ def test_imports_point_downwards(path: Path) -> None:
         if DEPTH[other] == DEPTH[own]:
             assert (own, other) in WITHIN, f"{path.name}: {own} and {other} share a layer"
         assert DEPTH[other] <= DEPTH[own], f"{path.name}: {own} may not import {other} above it"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_stay_readable(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 420, f"{path.name} has {lines} lines: split it by idea"

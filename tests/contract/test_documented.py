@@ -4,12 +4,31 @@ import documented
 import pytest
 
 UNFINISHED = {
-    f"credo.{room}"
-    for room in (
-        "active autodiff continual data families functionspace laplace likelihoods map metrics "
-        "model network optim penalties posterior priors report rule sampling schedules sweep "
-        "temperature tools train variational"
-    ).split()
+    "credo.active",
+    "credo.autodiff",
+    "credo.continual",
+    "credo.data",
+    "credo.families",
+    "credo.functionspace",
+    "credo.laplace",
+    "credo.likelihoods",
+    "credo.map",
+    "credo.metrics",
+    "credo.model",
+    "credo.network",
+    "credo.optim",
+    "credo.penalties",
+    "credo.posterior",
+    "credo.priors",
+    "credo.report",
+    "credo.rule",
+    "credo.sampling",
+    "credo.schedules",
+    "credo.sweep",
+    "credo.temperature",
+    "credo.tools",
+    "credo.train",
+    "credo.variational",
 }
 """Rooms whose docstrings are still being written; the list only shrinks."""
 
