@@ -32,7 +32,7 @@ from torch import Tensor
 import credo
 from credo.data.npz import read_npz
 from credo.data.sets import data_root
-from credo.functionspace import relevance, select
+from credo.functionspace import most_memorable, relevance
 from credo.report.style import blank_figure, house_style, save
 from credo.types import Json
 from credo_papers.experiment import (
@@ -86,12 +86,12 @@ def run_one(settings: MemorableSettings, seed: int, folder: Path) -> Json:
         wrong = posterior.predict(test, at="mean").probs.argmax(-1) != labels
         count = max(1, int(settings.share * len(test)))
         for rank, least in (("most", False), ("least", True)):
-            chosen = select(scores, count, least=least)
+            chosen = most_memorable(scores, count, least=least)
             result[f"{name}_{rank}_errors"] = float(wrong[chosen].float().mean())
             result[f"{name}_{rank}_score"] = float(scores[chosen].mean())
             if name == "cifar10":
                 result[f"{name}_{rank}_entropy"] = float(_human_entropy(len(test))[chosen].mean())
-            seen = select(fitted, settings.shown, least=least)
+            seen = most_memorable(fitted, settings.shown, least=least)
             result[f"{name}_{rank}_images"] = _pixels(x[seen])
             result[f"{name}_{rank}_labels"] = [images.classes[int(label)] for label in y[seen]]
         result[f"{name}_error"] = float(wrong.float().mean())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from credo.errors import DataError
+from credo.likelihoods.base import missing_members
 from credo.network import FlatParams, Selection, Selector, bind, select
 from credo.priors import Normal
 from credo.types import Batch, FlatDistribution, Inputs, Likelihood, Prior
@@ -39,6 +40,12 @@ class Model:
             raise DataError(
                 f"likelihood must be an object such as credo.likelihoods.Categorical(), "
                 f"not {likelihood!r}; wrap a loss function as credo.likelihoods.FromLoss(fn)"
+            )
+        missing = missing_members(likelihood)
+        if missing:
+            raise DataError(
+                f"the likelihood {type(likelihood).__name__} has no {', '.join(missing)}; "
+                "derive it from credo.likelihoods.BaseLikelihood, which says what to write"
             )
         self.net = net
         self.likelihood = likelihood

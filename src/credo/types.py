@@ -52,9 +52,14 @@ class Segment:
 
 
 class Likelihood(Protocol):
-    """p(y | f): how targets follow from the network's outputs f."""
+    """p(y | f): how targets follow from the network's outputs f.
+
+    ``kind`` is "classification", "regression" or "loss"; targets equal to ``ignore_index``, if
+    there is one, do not count. `credo.likelihoods.BaseLikelihood` has defaults for what has any.
+    """
 
     kind: Kind
+    ignore_index: int | None
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log-probability of each example, (B,): summed over an example's pixels or dimensions."""

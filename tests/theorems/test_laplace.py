@@ -20,7 +20,7 @@ import credo
 from credo.autodiff.loss import Loss
 from credo.families import DiagGaussian, FullGaussian, LowRankGaussian
 from credo.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from credo.likelihoods.output_roots import output_roots
+from credo.likelihoods.curvature import curvature_roots
 from credo.priors import Normal
 from credo.rule.curvatures import ExactHessian, ExampleSquares, GaussNewton
 from credo.rule.expectations import AtMean
@@ -341,7 +341,7 @@ def test_the_best_prior_is_stationary_and_better(sharing: str) -> None:
 def test_roots_make_the_likelihoods_hessian(case: str) -> None:
     likelihood, y, outputs = CASES[case]
     f = 2 * numbers(20, outputs, seed=8)
-    roots = output_roots("ggn", likelihood, f, y)
+    roots = curvature_roots("ggn", likelihood, f, y)
     assert_close(torch.einsum("rbi,rbj->bij", roots, roots), likelihood.hessian(f), **CLOSE)
 
 
@@ -349,7 +349,7 @@ def test_roots_make_the_likelihoods_hessian(case: str) -> None:
 def test_roots_of_a_saturated_softmax(dtype: torch.dtype) -> None:
     """Probabilities that round to 0 and 1, in any order."""
     f = torch.tensor([[300, 0, -300], [-300, 0, 300], [0, 300, 300], [0, 0, 40]], dtype=dtype)
-    roots = output_roots("ggn", Categorical(), f, torch.zeros(4, dtype=torch.int64))
+    roots = curvature_roots("ggn", Categorical(), f, torch.zeros(4, dtype=torch.int64))
     assert roots.shape == (2, 4, 3)
     products = torch.einsum("rbi,rbj->bij", roots, roots)
     assert_close(products, Categorical().hessian(f), rtol=1e-6, atol=1e-30)
@@ -360,11 +360,13 @@ def test_sampled_labels_make_it_in_expectation(case: str) -> None:
     likelihood, y, outputs = CASES[case]
     f, draws = numbers(1, outputs, seed=8), 20_000
     many, labels = f.expand(draws, -1), y[:1].expand(draws, *y.shape[1:])
-    (scores,) = output_roots("fisher", likelihood, many, labels, torch.Generator().manual_seed(0))
+    (scores,) = curvature_roots(
+        "fisher", likelihood, many, labels, torch.Generator().manual_seed(0)
+    )
     products = torch.einsum("bi,bj->bij", scores, scores)
     error = products.std(0) / math.sqrt(draws)
     assert bool(((products.mean(0) - likelihood.hessian(f)[0]).abs() <= 5 * error + 1e-12).all())
-    (_, two) = output_roots("fisher", likelihood, f, y[:1], torch.Generator(), samples=2)
+    (_, two) = curvature_roots("fisher", likelihood, f, y[:1], torch.Generator(), samples=2)
     assert two.shape == f.shape
 
 
@@ -372,12 +374,12 @@ def test_pixels_are_independent_and_ignored_ones_count_for_nothing() -> None:
     """The dense GGN: Σ over pixels of the pixel's own, for one with labels to leave out."""
     likelihood = Categorical(ignore_index=9)
     f, y = numbers(2, 3, 2, 2), torch.tensor([[[0, 1], [9, 2]], [[9, 9], [1, 0]]])
-    roots = output_roots("ggn", likelihood, f, y)
+    roots = curvature_roots("ggn", likelihood, f, y)
     found = torch.einsum("rbcxy,rbdzw->bxyzwcd", roots, roots)
     blocks = likelihood.hessian(f) * (y != 9)[..., None, None]
     expected = torch.zeros_like(found)
     for place in np.ndindex(2, 2):
         expected[:, place[0], place[1], place[0], place[1]] = blocks[:, place[0], place[1]]
     assert_close(found, expected, **CLOSE)
-    sampled = output_roots("fisher", likelihood, f, y, torch.Generator().manual_seed(0))
+    sampled = curvature_roots("fisher", likelihood, f, y, torch.Generator().manual_seed(0))
     assert not sampled[0].movedim(1, -1)[y == 9].any()

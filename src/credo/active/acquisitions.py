@@ -319,7 +319,7 @@ def joint_outputs(
 def _leverages(posterior: Posterior, inputs: Inputs) -> Tensor:
     """tr(Λ J Σ Jᵀ) of every example, streamed."""
     # Λ at no label in particular: none is known, and none is to be ignored.
-    ignored = getattr(posterior.model.likelihood, "ignore_index", None)
+    ignored = posterior.model.likelihood.ignore_index
     labels = torch.full((pool.size(inputs),), 0 if ignored is None else ignored + 1)
     data = (*inputs, labels) if isinstance(inputs, list | tuple) else (inputs, labels)
     return memorable.leverage(posterior, data, progress=False)

@@ -33,12 +33,12 @@ from credo.active import pool
 from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError
 from credo.families import Gaussian
-from credo.likelihoods.output_roots import output_roots
+from credo.likelihoods.curvature import curvature_roots
 from credo.network import FlatParams
-from credo.posterior.covariance import output_covariance
+from credo.posterior.covariance import weight_covariance
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
-from credo.types import Inputs, Likelihood
+from credo.types import Inputs
 
 KEPT_BYTES = 256 * 2**20
 """Up to here the rows RᵀJ of all candidates are kept; beyond it they are made again each step."""
@@ -103,8 +103,8 @@ class _Kernel:
             pulled = [jacobians.pull(roots).movedim(0, 1) for jacobians, roots in self._chunks()]
             self._rows = torch.cat(pulled)  # (B, R, P)
             return torch.cat([self.q.solve(rows) @ rows.mT for rows in pulled])
-        covariance = output_covariance(self.q)
-        return torch.cat([covariance(jacobians, roots) for jacobians, roots in self._chunks()])
+        covariance = weight_covariance(self.q)
+        return torch.cat([covariance.of_outputs(*chunk) for chunk in self._chunks()])
 
     def cross(self, chosen: int) -> Tensor:
         """K_ij of every i with j = chosen, (B, R, R)."""
@@ -121,13 +121,5 @@ class _Kernel:
 
     def _at(self, inputs: Inputs) -> tuple[Jacobians, Tensor]:
         jacobians = Jacobians.at(self.model.net, self.flat, self.model.random, inputs)
-        return jacobians, curvature_roots(self.model.likelihood, jacobians.outputs)
-
-
-def curvature_roots(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """R with RRᵀ = Λ of every example, as cotangents of the outputs, (R, B, ...)."""
-    ignored = getattr(likelihood, "ignore_index", None)
-    # No label is known, so none is to be ignored.
-    label = 0 if ignored is None else ignored + 1
-    labels = torch.full((len(outputs), *outputs.shape[2:]), label, device=outputs.device)
-    return output_roots("ggn", likelihood, outputs, labels)
+        # No label is known, so none is ignored.
+        return jacobians, curvature_roots("ggn", self.model.likelihood, jacobians.outputs, None)

@@ -37,6 +37,10 @@ def evaluate(posterior: Posterior, data: Any, samples: int) -> dict[str, float]:
     if model.likelihood.kind == "regression":
         return {"rmse": rmse(values, match_shape(values, y)), **scores}
     if model.likelihood.kind == "classification":
-        ignored = getattr(model.likelihood, "ignore_index", None)
-        return {"accuracy": accuracy(values, y, ignored), **scores, "ece": ece(values, y)}
+        ignored = model.likelihood.ignore_index
+        return {
+            "accuracy": accuracy(values, y, ignored),
+            **scores,
+            "ece": ece(values, y, ignore_index=ignored),
+        }
     return scores

@@ -47,9 +47,9 @@ from torch.utils.data import Sampler
 from credo.active import pool as pools
 from credo.active.acquisitions import largest
 from credo.errors import DataError, UnsupportedError
-from credo.functionspace import select
+from credo.functionspace import most_memorable
 from credo.likelihoods.base import Classification
-from credo.likelihoods.output_losses import trace_of_curvature
+from credo.likelihoods.curvature import output_hessian_trace
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.types import Inputs, Likelihood
@@ -65,7 +65,7 @@ def most_relevant(outputs: Tensor, likelihood: Likelihood, count: int) -> Tensor
     tensor([1, 2])
     """
     _refuse_unless_classes(likelihood)
-    return select(trace_of_curvature(likelihood, outputs), count)
+    return most_memorable(output_hessian_trace(likelihood, outputs), count)
 
 
 class ImportantBatches(Sampler[list[int]]):
@@ -133,7 +133,7 @@ class ImportantBatches(Sampler[list[int]]):
             wanted = pools.rows(self.inputs, candidates)
             return torch.cat(
                 [
-                    trace_of_curvature(self._model.likelihood, self._model.outputs(piece))
+                    output_hessian_trace(self._model.likelihood, self._model.outputs(piece))
                     for piece in pools.chunks(wanted, SCORED_AT_ONCE, like)
                 ]
             )

@@ -36,6 +36,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from credo.likelihoods.base import per_example_sum
+from credo.likelihoods.curvature import hessian_trace_at
 from credo.posterior.outputs import OutputGaussian
 from credo.posterior.predictive import Predictive
 from credo.types import Likelihood
@@ -58,7 +59,7 @@ def variance(pred: Predictive) -> Tensor:
 
 def relevance(pred: Predictive) -> Tensor:
     """tr Λ = Σ_c p̄_c(1 − p̄_c) of the mean prediction, (B,)."""
-    return per_example_sum(pred.probs * (1 - pred.probs))
+    return hessian_trace_at(pred.likelihood, pred.probs)
 
 
 def leverage(outputs: OutputGaussian, likelihood: Likelihood) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Generator, Tensor
 
 from credo.continual.baselines import chosen_rows
 from credo.errors import DataError
-from credo.functionspace import relevance, select, select_per_class
+from credo.functionspace import most_memorable, most_memorable_per_class, relevance
 from credo.model import Model
 from credo.network.batches import map_inputs
 from credo.types import Batch
@@ -47,7 +47,9 @@ def choose(
         labels = targets.cpu()
         # Of targets that are no classes there is one kind.
         labelled = model.likelihood.kind == "classification" and labels.dim() == 1
-        return select_per_class(scores, labels, count) if labelled else select(scores, count)
+        if labelled:
+            return most_memorable_per_class(scores, labels, count)
+        return most_memorable(scores, count)
     if choice == "k-centre":
         images = (
             inputs

@@ -62,6 +62,7 @@ from credo.errors import DataError, UnsupportedError
 from credo.laplace.checks import needed_bytes
 from credo.laplace.data_pass import DataPass
 from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature
+from credo.likelihoods.curvature import FisherKind
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.priors.normal import gaussian_around_zero
@@ -70,7 +71,6 @@ from credo.train.feed import make_feed
 from credo.types import Json, Vector
 
 Structure = Literal["diag", "kron", "full"]
-FisherKind = Literal["ggn", "fisher", "empirical"]
 
 MAX_MEMORY = 4e9
 """Bytes that one task's Fisher information may take."""

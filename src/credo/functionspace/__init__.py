@@ -5,12 +5,11 @@ from credo.functionspace.gp import GPPrediction, NetworkGP, to_gp
 from credo.functionspace.iterates import iterate_as_gp
 from credo.functionspace.kernels import Kernel, KernelBlock
 from credo.functionspace.memorable import (
-    Memory,
     leave_one_out,
     leverage,
+    most_memorable,
+    most_memorable_per_class,
     relevance,
-    select,
-    select_per_class,
 )
 from credo.functionspace.pseudo_data import FunctionPosterior, PseudoData
 from credo.functionspace.sampled import SampledGP
@@ -20,7 +19,6 @@ __all__ = [
     "GPPrediction",
     "Kernel",
     "KernelBlock",
-    "Memory",
     "NetworkGP",
     "PseudoData",
     "SampledGP",
@@ -28,8 +26,8 @@ __all__ = [
     "leave_one_out",
     "leverage",
     "local_prior",
+    "most_memorable",
+    "most_memorable_per_class",
     "relevance",
-    "select",
-    "select_per_class",
     "to_gp",
 ]

@@ -59,9 +59,10 @@ from credo.functionspace.kernels import (
 from credo.functionspace.pseudo_data import PseudoData
 from credo.functionspace.streams import like_weights, rows_of
 from credo.likelihoods.base import Classification, Regression
-from credo.likelihoods.output_losses import output_hessian
+from credo.likelihoods.curvature import output_hessian
 from credo.network.batches import map_inputs
-from credo.posterior.features import Outputs, feature_map
+from credo.posterior.covariance import weight_covariance
+from credo.posterior.features import Outputs
 from credo.posterior.outputs import Linearisation, OutputGaussian
 from credo.posterior.posterior import Posterior
 from credo.types import Batch, Inputs
@@ -93,7 +94,7 @@ class NetworkGP:
     """The Gaussian process that a network and a Gaussian over its weights are; see `to_gp`."""
 
     def __init__(self, posterior: Posterior, max_memory: float = MAX_MEMORY) -> None:
-        feature_map(posterior.q)  # refuses what is no Gaussian
+        weight_covariance(posterior.q)  # refuses what is no Gaussian
         self.posterior, self._max_memory = posterior, max_memory
 
     @property

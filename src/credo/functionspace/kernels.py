@@ -29,11 +29,12 @@ from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import Family
 from credo.functionspace.streams import like_weights, rows_of
-from credo.likelihoods.output_losses import output_hessian
+from credo.likelihoods.curvature import output_hessian
 from credo.model import Model
 from credo.network import FlatParams
 from credo.network.batches import map_inputs
-from credo.posterior.features import FeatureMap, Features, Outputs, feature_map
+from credo.posterior.covariance import weight_covariance
+from credo.posterior.features import Features, Outputs
 from credo.posterior.outputs import Linearisation
 from credo.types import Inputs
 
@@ -76,7 +77,7 @@ class Kernel:
                 'probabilities of labels. Use of="outputs"'
             )
         self._model, self._flat, self._of, self._max_memory = model, flat, of, max_memory
-        self._features: FeatureMap = feature_map(q)
+        self._covariance = weight_covariance(q)
         self._sizes = Linearisation(model, flat, q)
 
     def matrix(self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum") -> Tensor:
@@ -152,12 +153,12 @@ class Kernel:
             )
         with torch.no_grad():
             if directions is not None:
-                return self._features(jacobians, directions(jacobians.outputs, places))
+                return self._covariance.features(jacobians, directions(jacobians.outputs, places))
             if self._of == "probs":
                 bend = output_hessian(model.likelihood, jacobians.outputs)
                 cotangents = bend.movedim(1, 0).reshape(-1, *jacobians.outputs.shape)
-                return self._features(jacobians, cotangents)
-            return self._features(jacobians, None)
+                return self._covariance.features(jacobians, cotangents)
+            return self._covariance.features(jacobians, None)
 
     def _block_size(self, x: Inputs, directions: Directions | None) -> int:
         one = self.features(x, 0, 1, directions)

@@ -26,16 +26,16 @@ first order in V.
 
     >>> import torch, credo
     >>> scores, labels = torch.tensor([0.3, 0.9, 0.1, 0.9, 0.5]), torch.tensor([0, 1, 0, 1, 0])
-    >>> select(scores, 3)
+    >>> most_memorable(scores, 3)
     tensor([1, 3, 4])
-    >>> select_per_class(scores, labels, 3)
+    >>> most_memorable_per_class(scores, labels, 3)
     tensor([4, 0, 1])
 
 References: Pan, Swaroop, Immer, Eschenhagen, Turner & Khan, "Continual deep learning by functional
 regularisation of memorable past", 2020 (arXiv:2004.14070), for relevance; Khan, "Learning
 algorithms from Bayesian principles", 2020; Cook, "Detection of influential observation in linear
-regression", 1977, for the other two. Where the slides write ∇²_ff ℓ(y_i, f) no label is needed for
-softmax, logistic and squared losses.
+regression", 1977, for the other two. Khan writes the relevance as ∇²_ff ℓ(y_i, f); no label is
+needed for it with softmax, logistic and squared losses.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ import torch
 from torch import Tensor
 
 from credo.autodiff.jacobians import Jacobians
+from credo.checks import Count, Share, checked
 from credo.errors import DataError, UnsupportedError
-from credo.families import DiagGaussian, FixedGaussian, FullGaussian
+from credo.families import FixedGaussian, FullGaussian
 from credo.functionspace.sampled import SampledGP, has_centre
 from credo.functionspace.streams import (
     BATCH_SIZE,
@@ -62,40 +63,47 @@ from credo.functionspace.streams import (
     progress_bar,
 )
 from credo.likelihoods import Categorical
-from credo.likelihoods.output_losses import (
+from credo.likelihoods.curvature import (
     leading_roots,
     output_gradient,
     output_hessian,
+    output_hessian_roots,
+    output_hessian_trace,
     roots_needed,
-    roots_of_curvature,
-    trace_of_curvature,
 )
 from credo.model import Model
 from credo.network import FlatParams
 from credo.network.batches import map_inputs
-from credo.posterior.covariance import output_covariance
+from credo.posterior.covariance import weight_covariance
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
-from credo.posterior.traces import diagonal_trace
 from credo.types import Batch
 
 # --- scores ---------------------------------------------------------------------------------------
 
 
+@checked
 def relevance(
-    subject: Posterior | Model, data: Any, batch_size: int = BATCH_SIZE, progress: bool = True
+    subject: Posterior | Model, data: Any, batch_size: Count = BATCH_SIZE, progress: bool = True
 ) -> Tensor:
-    """tr Λ of every example in the data's order, (N,): one forward pass.
-
-    ``subject`` is a posterior, taken at its mean (an ensemble or another that has none: on average
-    over its samples), or a model as it is. ``data`` is (inputs, targets), a dataset, or a loader
-    that does not shuffle; of it one batch is held at a time.
+    """tr Λ of every example in the data's order: one forward pass.
 
     >>> import credo
     >>> net = torch.nn.Linear(1, 2)
     >>> model = credo.Model(net, credo.likelihoods.Categorical())
     >>> relevance(model, (torch.zeros(3, 1), torch.tensor([0, 1, 0]))).shape
     torch.Size([3])
+
+    Args:
+        subject: A posterior, taken at its mean (an ensemble or another that has none: on average
+            over its samples), or a model as it is.
+        data: (inputs, targets), a dataset, or a loader that does not shuffle; of it one batch is
+            held at a time.
+        batch_size: How many examples are scored at once, where the data do not say.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        (N,).
     """
     likelihood = model_of(subject).likelihood
     if isinstance(subject, Posterior) and not has_centre(subject.q):
@@ -104,45 +112,53 @@ def relevance(
 
     @torch.no_grad()
     def score(flat: FlatParams, batch: Batch) -> Tensor:
-        return trace_of_curvature(likelihood, model_of(subject).outputs(batch[0]), batch[1])
+        return output_hessian_trace(likelihood, model_of(subject).outputs(batch[0]), batch[1])
 
     return _scored(subject, data, "relevance", score, batch_size, progress)
 
 
+@checked
 def leverage(
     posterior: Posterior,
     data: Any,
-    tolerance: float = 2e-2,
-    batch_size: int = BATCH_SIZE,
+    tolerance: Share = 2e-2,
+    batch_size: Count = BATCH_SIZE,
     progress: bool = True,
 ) -> Tensor:
-    """tr(ΛJΣJᵀ) of every example in the data's order, (N,), under any Gaussian posterior.
+    """tr(ΛJΣJᵀ) of every example in the data's order, under any Gaussian posterior.
 
     Other posteriors, ensembles above all, have tr(E[Λ] Cov f) over the functions they draw.
 
     A backward pass for each root of Λ: one less than there are classes. Of a softmax those roots
     are left out, example by example, that hold less than ``tolerance`` of its trace, the unlikely
-    classes'; 0 takes all. (On LeNet-5 after four epochs of 20,000 digits 0.02 left 3.4 of nine
-    roots; the largest error of a score was 3.2 %, and the top tenth was the same.)
+    classes'. (On LeNet-5 after four epochs of 20,000 digits 0.02 left 3.4 of nine roots; the
+    largest error of a score was 3.2 %, and the top tenth was the same.)
+
+    Args:
+        posterior: What was fitted.
+        data: (inputs, targets), a dataset, or a loader that does not shuffle.
+        tolerance: The share of tr Λ that may be left out; 0 takes all roots.
+        batch_size: How many examples are scored at once, where the data do not say.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        (N,).
     """
     if not has_centre(posterior.q):
         drawn, weights = SampledGP(posterior).leverage, posterior.model.flat
         return _stream(weights, data, "leverage", lambda b: drawn(*b), batch_size, progress)
     model, likelihood = posterior.model, posterior.model.likelihood
-    covariance, fitting = output_covariance(posterior.q), _Fitting(posterior)
-    variance = posterior.q.variance if isinstance(posterior.q, DiagGaussian) else None
+    covariance, fitting = weight_covariance(posterior.q), _Fitting(posterior)
 
     def trace(flat: FlatParams, batch: Batch, count: int | None) -> Tensor:
         jacobians = Jacobians.at(model.net, flat, model.random, batch[0])
         if count is None:
-            roots = roots_of_curvature(likelihood, jacobians.outputs, batch[1])
+            roots = output_hessian_roots(likelihood, jacobians.outputs, batch[1])
         else:
             assert isinstance(likelihood, Categorical)
             roots = leading_roots(likelihood, jacobians.outputs, batch[1], count)
         with torch.no_grad():
-            if variance is not None:
-                return diagonal_trace(jacobians, roots, variance)
-            return covariance(jacobians, roots).diagonal(dim1=-2, dim2=-1).sum(-1)
+            return covariance.trace(jacobians, roots)
 
     def score(flat: FlatParams, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -150,30 +166,39 @@ def leverage(
         if not isinstance(likelihood, Categorical) or outputs.dim() > 2 or not tolerance:
             return torch.cat([trace(flat, part, None) for part in fitting(flat, batch)])
         needed = roots_needed(likelihood, outputs, tolerance)
-        found = torch.empty_like(outputs[:, 0])
+        scores = torch.empty_like(outputs[:, 0])
         for count in needed.unique().tolist():
             mine = (needed == count).nonzero().flatten()
             group = map_inputs(partial(_at, places=mine), batch[0]), batch[1][mine]
-            found[mine] = torch.cat([trace(flat, part, count) for part in fitting(flat, group)])
-        return found
+            scores[mine] = torch.cat([trace(flat, part, count) for part in fitting(flat, group)])
+        return scores
 
     return _scored(posterior, data, "leverage", score, batch_size, progress)
 
 
+@checked
 def leave_one_out(
     posterior: Posterior,
     data: Any,
     removes: bool | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: Count = BATCH_SIZE,
     progress: bool = True,
 ) -> Tensor:
-    """By how much the loss of every example is predicted to rise without it, (N,), in nats.
+    """By how much the loss of every example is predicted to rise without it, in nats.
 
-    ``removes`` says whether an example's own curvature is taken out of Σ⁻¹ as well; by default
-    where q is a dense Gaussian, which holds it as it is.
+    Args:
+        posterior: What was fitted, a Gaussian over the weights.
+        data: (inputs, targets), a dataset, or a loader that does not shuffle.
+        removes: Whether an example's own curvature is taken out of Σ⁻¹ as well; by default where
+            q is a dense Gaussian, which holds it as it is.
+        batch_size: How many examples are scored at once, where the data do not say.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        (N,).
     """
     model, q = posterior.model, posterior.q
-    covariance = output_covariance(q)
+    covariance = weight_covariance(q)
     dense = isinstance(q, FullGaussian) or (isinstance(q, FixedGaussian) and q.precision.dim() == 2)
     removed = dense if removes is None else removes
 
@@ -188,7 +213,7 @@ def leave_one_out(
         slope = output_gradient(model.likelihood, outputs, batch[1]).flatten(1).unsqueeze(-1)
         bend = output_hessian(model.likelihood, outputs, batch[1])
         with torch.no_grad():
-            spread = covariance(jacobians, None)
+            spread = covariance.of_outputs(jacobians)
             if removed:
                 slope_without = _without_own(bend, spread, slope)
             else:
@@ -202,22 +227,41 @@ def leave_one_out(
 # --- choices --------------------------------------------------------------------------------------
 
 
-def select(scores: Tensor, count: int, least: bool = False) -> Tensor:
-    """The places of the ``count`` largest scores, largest first; of equal ones the first.
+@checked
+def most_memorable(scores: Tensor, count: Count, least: bool = False) -> Tensor:
+    """The places of the largest scores, largest first; of equal ones the first.
 
-    ``least=True`` takes the smallest, smallest first.
+    Args:
+        scores: One number for each example, (N,).
+        count: How many to take.
+        least: Take the smallest instead, smallest first.
+
+    Returns:
+        Places in the data, (count,).
     """
-    _check(scores, count)
+    _check(scores)
     return torch.argsort(scores, descending=not least, stable=True)[:count]
 
 
-def select_per_class(scores: Tensor, labels: Tensor, count: int, least: bool = False) -> Tensor:
+@checked
+def most_memorable_per_class(
+    scores: Tensor, labels: Tensor, count: Count, least: bool = False
+) -> Tensor:
     """As many of the largest scores from every class: ``count`` places in all, class by class.
 
     Every class gets count/C; what is left over goes to the first classes, and what a small class
-    can't fill to the others. Within a class the order is that of `select`.
+    can't fill to the others. Within a class the order is that of `most_memorable`.
+
+    Args:
+        scores: One number for each example, (N,).
+        labels: The class of each example, (N,).
+        count: How many to take in all.
+        least: Take the smallest instead.
+
+    Returns:
+        Places in the data, (count,).
     """
-    _check(scores, count)
+    _check(scores)
     _check_labels(scores, labels)
     order = torch.argsort(scores, descending=not least, stable=True)
     classes, sizes = labels.unique(return_counts=True)
@@ -228,65 +272,6 @@ def select_per_class(scores: Tensor, labels: Tensor, count: int, least: bool = F
         for label, share in zip(classes.tolist(), shares, strict=True)
     ]
     return torch.cat(chosen)
-
-
-class Memory:
-    """The largest scores of a stream, overall or per class, in memory that does not grow with it.
-
-    ``count`` places are kept for each class (``per_class=True``) or in all. After every batch each
-    class is cut down to its places, so a class of one batch is held to them too.
-
-    >>> memory = Memory(count=1)
-    >>> memory.add(torch.tensor([0.1, 0.7]), torch.tensor([0, 0]))
-    >>> memory.add(torch.tensor([0.7, 0.2]), torch.tensor([0, 1]))
-    >>> memory.indices
-    tensor([1, 3])
-    """
-
-    def __init__(self, count: int, per_class: bool = True) -> None:
-        if count < 1:
-            raise DataError(f"count={count} must be at least 1")
-        self.count, self.per_class, self.seen = count, per_class, 0
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def add(self, scores: Tensor, labels: Tensor | None = None) -> None:
-        """The next examples of the stream."""
-        if self.per_class and labels is None:
-            raise DataError("a memory per class needs the labels of the examples: give labels")
-        places = torch.arange(self.seen, self.seen + len(scores), device=scores.device)
-        self.seen += len(scores)
-        if not len(scores):
-            return
-        _check(scores, 1)
-        if not self.per_class or labels is None:
-            self._keep(0, scores, places)
-            return
-        _check_labels(scores, labels)
-        for label in labels.unique().tolist():
-            mine = labels == label
-            self._keep(int(label), scores[mine], places[mine])
-
-    @property
-    def indices(self) -> Tensor:
-        """Places in the stream, class by class, each with its largest score first."""
-        if not self._kept:
-            return torch.empty(0, dtype=torch.int64)
-        return torch.cat([self._kept[label][1] for label in sorted(self._kept)])
-
-    @property
-    def scores(self) -> Tensor:
-        """The scores at `indices`."""
-        if not self._kept:
-            return torch.empty(0)
-        return torch.cat([self._kept[label][0] for label in sorted(self._kept)])
-
-    def _keep(self, label: int, scores: Tensor, places: Tensor) -> None:
-        if label in self._kept:
-            scores = torch.cat([self._kept[label][0], scores])
-            places = torch.cat([self._kept[label][1], places])
-        # What came earlier stands earlier, so a stable order settles ties as `select` does.
-        best = torch.argsort(scores, descending=True, stable=True)[: self.count]
-        self._kept[label] = scores[best], places[best]
 
 
 # --- inside ---------------------------------------------------------------------------------------
@@ -314,16 +299,16 @@ def _stream(
 ) -> Tensor:
     """The scores of all batches, each on the weights' device and in their precision."""
     total = number_of_batches(data, batch_size)
-    found: list[Tensor] = []
+    scores: list[Tensor] = []
     with progress_bar(what, total, progress) as done:
         for batch in batches(data, batch_size):
             inputs = like_weights(batch[0], flat)
             targets = batch[1].to(flat.vector.device)
-            found.append(score((inputs, targets)).cpu())
+            scores.append(score((inputs, targets)).cpu())
             done()
-    if not found:
+    if not scores:
         raise DataError(f"the data yielded no batches: there is no {what} to take")
-    return torch.cat(found)
+    return torch.cat(scores)
 
 
 class _Fitting:
@@ -370,11 +355,9 @@ def _shares(sizes: list[int], count: int) -> list[int]:
     return shares
 
 
-def _check(scores: Tensor, count: int) -> None:
+def _check(scores: Tensor) -> None:
     if scores.dim() != 1 or not len(scores):
         raise DataError(f"scores must be one number for each example, not {tuple(scores.shape)}")
-    if count < 1:
-        raise DataError(f"count={count} must be at least 1")
     if bool(scores.isnan().any()):
         raise DataError(f"{int(scores.isnan().sum())} scores are NaN and have no place in an order")
 

@@ -46,7 +46,7 @@ from credo.functionspace.kernels import Kernel, check_inputs, count_of
 from credo.functionspace.streams import like_weights
 from credo.likelihoods import Categorical
 from credo.likelihoods import Gaussian as GaussianLikelihood
-from credo.likelihoods.output_losses import output_gradient, roots_of_curvature
+from credo.likelihoods.curvature import output_gradient, output_hessian_roots
 from credo.model import Model
 from credo.network.batches import map_inputs
 from credo.posterior.features import Features
@@ -164,7 +164,7 @@ class PseudoData:
             targets = self._targets[cut]
             jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
             outputs = jacobians.outputs
-            roots = roots_of_curvature(likelihood, outputs, targets).flatten(2)
+            roots = output_hessian_roots(likelihood, outputs, targets).flatten(2)
             slope = output_gradient(likelihood, outputs, targets).flatten(1)
             with torch.no_grad():
                 log_prob = likelihood.log_prob(outputs, targets).double().sum()

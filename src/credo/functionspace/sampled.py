@@ -37,7 +37,7 @@ from credo.families import Delta, Empirical, Family, Gaussian
 from credo.functionspace.gp import GPPrediction
 from credo.functionspace.kernels import Of
 from credo.likelihoods.base import Classification, Regression
-from credo.likelihoods.output_losses import output_hessian, trace_of_curvature
+from credo.likelihoods.curvature import output_hessian, output_hessian_trace
 from credo.posterior.features import Outputs, rows_kernel
 from credo.posterior.outputs import OutputGaussian
 from credo.posterior.posterior import Posterior
@@ -108,7 +108,7 @@ class SampledGP:
     def relevance(self, x: Inputs, targets: Tensor | None = None) -> Tensor:
         """E tr Λ of every example, (B,)."""
         likelihood = self.posterior.model.likelihood
-        found = [trace_of_curvature(likelihood, f, targets) for f in self.functions(x)]
+        found = [output_hessian_trace(likelihood, f, targets) for f in self.functions(x)]
         return torch.stack(found).mean(0)
 
     def leverage(self, x: Inputs, targets: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from credo.errors import UnsupportedError
 from credo.laplace.data_pass import DataPass
 from credo.laplace.evidence import Evidence
 from credo.laplace.low_rank import sketch_columns
-from credo.likelihoods.output_roots import Kind, output_roots
+from credo.likelihoods.curvature import FisherKind, curvature_roots
 from credo.model import Model
 from credo.network import select
 from credo.network.batches import map_inputs
@@ -105,9 +105,9 @@ def gain_of_a_step(model: Model, batch: Batch, evidence: Evidence) -> tuple[floa
             torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
         )
         slope = torch.cat([piece.reshape(-1) for piece in pieces])
-        kind: Kind = "empirical" if model.likelihood.kind == "loss" else "fisher"
+        kind: FisherKind = "empirical" if model.likelihood.kind == "loss" else "fisher"
         generator = torch.Generator(slope.device).manual_seed(0)
-        (root,) = output_roots(kind, model.likelihood, outputs.detach(), batch[1], generator)
+        (root,) = curvature_roots(kind, model.likelihood, outputs.detach(), batch[1], generator)
         gains = []
         delta = evidence.curvature.spread(evidence.precision).to(slope) / _examples(evidence)
         for gradient, precision in ((slope, 0 * delta), (slope + delta * evidence.mean, delta)):

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from credo.autodiff.jacobians import Jacobians
 from credo.autodiff.loss import Loss
 from credo.laplace.structures import DataCurvature
-from credo.likelihoods.output_roots import number_of_roots, output_roots
+from credo.likelihoods.curvature import curvature_roots, number_of_roots
 from credo.model import Model
 from credo.network.batches import map_inputs
 from credo.network.state import evaluating
@@ -95,7 +95,7 @@ class DataPass:
         else:
             jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
             outputs = jacobians.outputs
-            roots = output_roots(
+            roots = curvature_roots(
                 self.kind,
                 likelihood,
                 outputs,

@@ -47,7 +47,7 @@ import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
-from credo import priors
+from credo import likelihoods, priors
 from credo.checks import positive
 from credo.errors import DataError, UnsupportedError
 from credo.families import Gaussian
@@ -225,7 +225,10 @@ class Laplace:
         more: Json = {"map": meta, "seed": state.seed}
         if self.evidence_every and isinstance(state.model.prior, Normal):
             more["prior"] = state.model.prior.config()
-            more["noise"] = getattr(state.training.model.likelihood, "scale", None)
+            likelihood = state.training.model.likelihood
+            more["noise"] = (
+                likelihood.scale if isinstance(likelihood, likelihoods.Gaussian) else None
+            )
         if state.gathered is not None:
             found, more["gathered"] = state.gathered.pack()
             tensors = {**tensors, **{f"gathered.{name}": t for name, t in found.items()}}

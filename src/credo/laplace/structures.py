@@ -50,7 +50,7 @@ class DataCurvature(ABC):
 
     @abstractmethod
     def add(self, jacobians: Jacobians, roots: Tensor) -> None:
-        """The examples of one batch, with their `credo.likelihoods.output_roots`."""
+        """The examples of one batch, with their `credo.likelihoods.curvature.curvature_roots`."""
 
     def add_exact(self, loss: Loss, theta: Vector) -> None:
         """∇²ℓ(θ) of one batch itself, in place of JᵀΛJ."""

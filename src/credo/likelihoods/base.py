@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from credo.errors import DataError
-from credo.types import Json, Kind
+from credo.types import Json, Kind, Likelihood
 
 
 class BaseLikelihood(nn.Module, ABC):
@@ -21,6 +21,8 @@ class BaseLikelihood(nn.Module, ABC):
     """
 
     kind: Kind
+    ignore_index: int | None = None
+    """The label that stands for no label; None if every target counts."""
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -141,6 +143,19 @@ class Regression(BaseLikelihood):
 def _normal_cdf(z: Tensor) -> Tensor:
     """Φ(z), by erfc: in float32 torch.special.ndtr goes through 1 + erf and loses the tail."""
     return 0.5 * torch.special.erfc(z * -math.sqrt(0.5))
+
+
+def missing_members(likelihood: object) -> list[str]:
+    """What `credo.types.Likelihood` asks for and this object has not.
+
+    >>> missing_members(object())[:3]
+    ['check', 'config', 'hessian']
+
+    Args:
+        likelihood: What is to be used as one.
+    """
+    asked = {*vars(Likelihood), *Likelihood.__annotations__}
+    return sorted(n for n in asked if not n.startswith("_") and not hasattr(likelihood, n))
 
 
 def per_example_sum(x: Tensor) -> Tensor:

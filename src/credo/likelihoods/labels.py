@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from credo.likelihoods import Regression
+from credo.likelihoods.base import Regression
 from credo.types import Likelihood
 
 Labels: TypeAlias = Callable[[], Tensor]
@@ -27,6 +27,15 @@ def draw_labels(
     >>> labels = draw_labels(Categorical(), torch.tensor([[9.0, -9.0]]), torch.tensor([1]))
     >>> labels()
     tensor([0])
+
+    Args:
+        likelihood: p(y | f).
+        outputs: The network's outputs f, examples first.
+        targets: The true targets: they say which are ignored.
+        generator: Where the randomness comes from.
+
+    Returns:
+        A function that gives the same draws whenever it is called.
     """
     fixed = outputs.detach()
     if isinstance(likelihood, Regression) and any(p.requires_grad for p in likelihood.parameters()):
@@ -34,7 +43,6 @@ def draw_labels(
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
         return lambda: mean + likelihood.mean_and_scale(fixed)[1] * noise
     drawn = likelihood.sample(fixed, generator)
-    ignored = getattr(likelihood, "ignore_index", None)
-    if ignored is not None:
-        drawn = torch.where(targets == ignored, targets, drawn)
+    if likelihood.ignore_index is not None:
+        drawn = torch.where(targets == likelihood.ignore_index, targets, drawn)
     return lambda: drawn

@@ -8,23 +8,14 @@ not R·out·in, and a kernel of all R outputs costs the same product as one outp
 Σ_i v_oi a_i a'_i is shared by them. If v is one number the sums separate. Layers with positions
 (convolutions) keep rows of J, times a root of Σ.
 
-==========================  ======================================================================
-family                      what is kept
-==========================  ======================================================================
-`Delta`                     nothing
-`DiagGaussian`              g, a and v of dense layers; rows times √v of others
-`EigenKroneckerGaussian`    the same, in the eigenvectors of the factors
-`LowRankGaussian`           those of the diagonal, and the columns to be taken off
-`FullGaussian`              rows times the inverse of the precision's Cholesky factor
-other Gaussians             rows, and Σ times them
-==========================  ======================================================================
+What each family keeps is said in `credo.posterior.covariance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -32,18 +23,6 @@ from torch import Tensor
 
 from credo.autodiff.jacobian_blocks import Block, Cotangents, KronCovariance, MatrixBlock, chunks
 from credo.autodiff.jacobians import Jacobians, aligned
-from credo.errors import UnsupportedError
-from credo.families import (
-    Delta,
-    DiagGaussian,
-    EigenKroneckerGaussian,
-    Family,
-    FixedGaussian,
-    FullGaussian,
-    Gaussian,
-    LowRankGaussian,
-)
-from credo.posterior.covariance import covariance_tiles, low_rank_reduction, output_rows
 from credo.types import Vector
 
 Outputs: TypeAlias = Literal["joint", "each", "sum"]
@@ -85,7 +64,7 @@ class Outer:
     def _joint(self, other: Outer, variance: Tensor) -> Tensor:
         """Σ_o g_ro T_o g'_so with T_o = Σ_i v_oi a_i a'_i, a few inputs at a time."""
         count, outs = self.left.shape[1:]
-        found = self.left.new_empty(len(self.left), count, *other.left.shape[:2])
+        kernel = self.left.new_empty(len(self.left), count, *other.left.shape[:2])
         step = max(1, PAIR_NUMBERS // (len(other.left) * count * outs))
         for start in range(0, len(self.left), step):
             cut = slice(start, start + step)
@@ -93,8 +72,8 @@ class Outer:
             near = scaled @ other.right.mT  # (b, out, m)
             # (b, R, m, out) @ (m, out, R) over the other's inputs
             part = self.left[cut].unsqueeze(2) * near.mT.unsqueeze(1)
-            found[cut] = torch.einsum("brmo,mso->brms", part, other.left)
-        return found
+            kernel[cut] = torch.einsum("brmo,mso->brms", part, other.left)
+        return kernel
 
     def cut(self, rows: slice) -> Outer:
         """Some of the inputs."""
@@ -170,8 +149,8 @@ class Features:
         """JΣJ'ᵀ between these inputs and the other ones."""
         total: Tensor | None = None
         for mine, theirs in zip(self.parts, other.parts, strict=True):
-            found = mine.kernel(theirs, outputs)  # type: ignore[arg-type]
-            total = found if total is None else total.add_(found)
+            part = mine.kernel(theirs, outputs)  # type: ignore[arg-type]
+            total = part if total is None else total.add_(part)
         assert total is not None
         return total
 
@@ -207,117 +186,49 @@ def _joined(parts: Sequence[Part]) -> Part:
     return Solved(torch.cat([p.rows for p in solved]), torch.cat([p.spread for p in solved]))
 
 
-# --- what is kept, family by family ---------------------------------------------------------------
-
-FeatureMap: TypeAlias = Callable[[Jacobians, Tensor | None], Features]
-"""Jacobians, and cotangents (R, B, ...) or None for all outputs → features."""
+# --- from Jacobians -------------------------------------------------------------------------------
 
 
-@singledispatch
-def feature_map(q: Family) -> FeatureMap:
-    """J ↦ its features, for the covariance Σ of q."""
-    raise UnsupportedError(
-        f"a network becomes a Gaussian process through a Gaussian over its weights, and a "
-        f"{type(q).__name__} is none. credo.functionspace.SampledGP(posterior) is the process with "
-        "the mean and covariance of the functions that it draws"
-    )
+def output_rows(jacobians: Jacobians, directions: Tensor | None) -> Tensor:
+    """cᵀJ, (B, R, P), for cotangents c (R, B, ...), or None for all outputs."""
+    if directions is None:
+        return jacobians.rows()
+    return jacobians.pull(directions).movedim(0, 1)
 
 
-@feature_map.register
-def _(q: Gaussian) -> FeatureMap:
-    def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        rows = output_rows(jacobians, directions)
-        return Features([Solved(rows, q.solve(rows))], len(rows))
-
-    return features
-
-
-@feature_map.register
-def _(q: FullGaussian) -> FeatureMap:
-    def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        rows = output_rows(jacobians, directions)
-        columns = rows.flatten(0, 1).mT
-        white = torch.linalg.solve_triangular(q.cholesky, columns, upper=False)
-        return Features([Rows(white.mT.unflatten(0, rows.shape[:2]))], len(rows))
-
-    return features
+def diagonal_features(
+    jacobians: Jacobians, directions: Tensor | None, variance: Vector
+) -> Features:
+    """Of Σ = diag(v): g, a and v of dense layers, rows times √v of others."""
+    cotangents = jacobians.cotangents(directions)
+    parts: list[Part] = []
+    for block in jacobians.blocks:
+        mine = variance[block.place]
+        if block.outer is not None and isinstance(block, MatrixBlock):
+            g, a = _sides(block, cotangents)
+            parts.append(_outer(g, a, mine.view(g.shape[-1], a.shape[-1])))
+        else:
+            parts.append(Rows(_rows([block], cotangents, partial(torch.mul, mine.sqrt()))))
+    return Features(parts, jacobians.num_examples)
 
 
-@feature_map.register
-def _(q: FixedGaussian) -> FeatureMap:
-    if q.precision.dim() == 2:
-        return feature_map(FullGaussian(q.mean, q.precision))
-    return feature_map(DiagGaussian(q.mean, q.scale))
-
-
-@feature_map.register
-def _(q: Delta) -> FeatureMap:
-    def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        count = jacobians.num_outputs if directions is None else len(directions)
-        empty = jacobians.outputs.new_zeros(jacobians.num_examples, count, 0)
-        return Features([Rows(empty)], len(empty))
-
-    return features
-
-
-@feature_map.register
-def _(q: DiagGaussian) -> FeatureMap:
-    return _diagonal(q.variance.detach())
-
-
-@feature_map.register
-def _(q: LowRankGaussian) -> FeatureMap:
-    taken = low_rank_reduction(q)
-    diagonal = _diagonal(1 / q.diagonal)
-
-    def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        found = diagonal(jacobians, directions)
-        off = Rows(jacobians.times(taken, directions), sign=-1)
-        return Features([*found.parts, off], found.count)
-
-    return features
-
-
-@feature_map.register
-def _(q: EigenKroneckerGaussian) -> FeatureMap:
-    return in_tiles(covariance_tiles(q))
-
-
-def _diagonal(variance: Vector) -> FeatureMap:
-    def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        cotangents = jacobians.cotangents(directions)
-        parts: list[Part] = []
-        for block in jacobians.blocks:
-            mine = variance[block.place]
-            if block.outer is not None and isinstance(block, MatrixBlock):
-                g, a = _sides(block, cotangents)
-                parts.append(_outer(g, a, mine.view(g.shape[-1], a.shape[-1])))
-            else:
-                parts.append(Rows(_rows([block], cotangents, partial(torch.mul, mine.sqrt()))))
-        return Features(parts, jacobians.num_examples)
-
-    return features
-
-
-def in_tiles(tiles: Sequence[KronCovariance]) -> FeatureMap:
-    """The features of a Σ that is made of tiles."""
-
-    def features(jacobians: Jacobians, directions: Tensor | None) -> Features:
-        cotangents = jacobians.cotangents(directions)
-        parts: list[Part] = []
-        for blocks, group in aligned(jacobians.blocks, tiles):
-            block, tile = blocks[0], group[0]
-            if len(blocks) == len(group) == 1 and isinstance(block, MatrixBlock) and block.outer:
-                g, a = _sides(block, cotangents)
-                if tile.variance.shape == (g.shape[-1], a.shape[-1]):
-                    g = g if tile.left is None else g @ tile.left
-                    a = a if tile.right is None else a @ tile.right
-                    parts.append(_outer(g, a, tile.variance))
-                    continue
-            parts.append(Rows(_rows(blocks, cotangents, partial(_turned, tiles=group))))
-        return Features(parts, jacobians.num_examples)
-
-    return features
+def tiled_features(
+    jacobians: Jacobians, directions: Tensor | None, tiles: Sequence[KronCovariance]
+) -> Features:
+    """Of a Σ that is made of tiles: the same in the tiles' bases."""
+    cotangents = jacobians.cotangents(directions)
+    parts: list[Part] = []
+    for blocks, group in aligned(jacobians.blocks, tiles):
+        block, tile = blocks[0], group[0]
+        if len(blocks) == len(group) == 1 and isinstance(block, MatrixBlock) and block.outer:
+            g, a = _sides(block, cotangents)
+            if tile.variance.shape == (g.shape[-1], a.shape[-1]):
+                g = g if tile.left is None else g @ tile.left
+                a = a if tile.right is None else a @ tile.right
+                parts.append(_outer(g, a, tile.variance))
+                continue
+        parts.append(Rows(_rows(blocks, cotangents, partial(_turned, tiles=group))))
+    return Features(parts, jacobians.num_examples)
 
 
 def _outer(g: Tensor, a: Tensor, variance: Tensor) -> Outer:
@@ -341,11 +252,11 @@ def _rows(
 ) -> Tensor:
     """Rows of some parameters, (B, R, p), changed a few inputs at a time."""
     size = sum(block.size for block in blocks)
-    found = cotangents.roots.new_empty(cotangents.examples, cotangents.directions, size)
+    rows = cotangents.roots.new_empty(cotangents.examples, cotangents.directions, size)
     for chunk in chunks(cotangents.examples, cotangents.directions * size):
         pulled = torch.cat([block.pull(cotangents, chunk) for block in blocks], dim=-1)
-        found[chunk] = change(pulled).movedim(0, 1)
-    return found
+        rows[chunk] = change(pulled).movedim(0, 1)
+    return rows
 
 
 def _turned(rows: Tensor, tiles: Sequence[KronCovariance]) -> Tensor:

@@ -43,7 +43,7 @@ from credo.families import Family
 from credo.model import Model
 from credo.network import FlatParams
 from credo.network.batches import map_inputs
-from credo.posterior.covariance import WITHOUT_ROWS, output_covariance
+from credo.posterior.covariance import weight_covariance
 from credo.types import Inputs
 
 BATCH_BYTES = 200 * 2**20
@@ -111,8 +111,7 @@ class Linearisation:
 
     def __init__(self, model: Model, flat: FlatParams, q: Family) -> None:
         self._net, self._flat, self._selection = model.net, flat, model.random
-        self._covariance = output_covariance(q)
-        self._forms_rows = not isinstance(q, WITHOUT_ROWS)
+        self._covariance = weight_covariance(q)
 
     def at(self, inputs: Inputs) -> OutputGaussian:
         """The outputs' distribution for one batch of inputs."""
@@ -120,8 +119,8 @@ class Linearisation:
         outputs = jacobians.outputs
         with torch.no_grad():
             if outputs.dim() <= 2:
-                return OutputGaussian(outputs, self._covariance(jacobians, None))
-            places = [self._covariance(jacobians, d) for d in _directions(outputs)]
+                return OutputGaussian(outputs, self._covariance.of_outputs(jacobians))
+            places = [self._covariance.of_outputs(jacobians, d) for d in _directions(outputs)]
             covariance = torch.stack(places, dim=1)
         return OutputGaussian(outputs, covariance.unflatten(1, outputs.shape[2:]))
 
@@ -137,7 +136,7 @@ class Linearisation:
             )
         directions = jacobians.num_outputs if outputs.dim() <= 2 else outputs.shape[1]
         numbers = _COPIES * jacobians.numbers(directions)
-        if self._forms_rows:
+        if self._covariance.forms_rows:
             numbers += _COPIES * directions * self._selection.size
         needed = numbers * outputs.element_size()
         if needed > MAX_EXAMPLE_BYTES:

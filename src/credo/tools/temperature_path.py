@@ -114,7 +114,7 @@ def _scores(
     nll = -float(torch.cat(log_probs).mean())
     if not probs:
         return nll, None, None
-    ignored = getattr(likelihood, "ignore_index", None)
+    ignored = likelihood.ignore_index
     every, truth = torch.cat(probs), torch.cat(labels)
     return nll, ece(every, truth, ignore_index=ignored), accuracy(every, truth, ignored)
 

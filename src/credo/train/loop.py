@@ -231,7 +231,7 @@ class _Run:
             parts.append((predictive, targets))
         scores = {"val_nll": -float(torch.cat(log_probs).mean())}
         if self.model.likelihood.kind == "classification":
-            ignored = getattr(self.model.likelihood, "ignore_index", None)
+            ignored = self.model.likelihood.ignore_index
             counts = [t.numel() if ignored is None else int((t != ignored).sum()) for _, t in parts]
             correct = sum(
                 accuracy(p.probs, t, ignored) * count

@@ -7,9 +7,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.errors import DataError, UnsupportedError
-from credo.functionspace import Memory, leave_one_out, leverage, relevance, select, select_per_class
-from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian
-from credo.likelihoods.output_losses import trace_of_curvature
+from credo.functionspace import (
+    leave_one_out,
+    leverage,
+    most_memorable,
+    most_memorable_per_class,
+    relevance,
+)
+from credo.likelihoods import Categorical, FromLoss
+from credo.likelihoods.curvature import output_hessian_trace
 
 
 def scored(n=200, classes=4, seed=0):
@@ -25,19 +31,19 @@ def by_hand(scores, labels, label, count):
     return sorted(mine, key=lambda i: (-float(scores[i]), i))[:count]
 
 
-def test_select_is_argsort_with_ties_by_place():
+def test_the_most_memorable_are_argsort_with_ties_by_place():
     scores, _ = scored()
     expected = sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))
-    assert select(scores, 30).tolist() == expected[:30]
+    assert most_memorable(scores, 30).tolist() == expected[:30]
     least = sorted(range(len(scores)), key=lambda i: (float(scores[i]), i))
-    assert select(scores, 30, least=True).tolist() == least[:30]
-    assert select(scores, 10_000).tolist() == expected
+    assert most_memorable(scores, 30, least=True).tolist() == least[:30]
+    assert most_memorable(scores, 10_000).tolist() == expected
 
 
-def test_select_per_class_is_argsort_in_every_class():
+def test_the_most_memorable_per_class_are_argsort_in_every_class():
     scores, labels = scored()
     expected = [i for label in range(4) for i in by_hand(scores, labels, label, 5)]
-    assert select_per_class(scores, labels, 20).tolist() == expected
+    assert most_memorable_per_class(scores, labels, 20).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -46,51 +52,9 @@ def test_select_per_class_is_argsort_in_every_class():
 )
 def test_places_are_shared_equally_and_filled_up(sizes, count, given):
     labels = torch.cat([torch.full((size,), k) for k, size in enumerate(sizes)])
-    chosen = select_per_class(torch.arange(len(labels)).float(), labels, count)
+    chosen = most_memorable_per_class(torch.arange(len(labels)).float(), labels, count)
     assert [int((labels[chosen] == k).sum()) for k in range(len(sizes))] == given
     assert len(chosen.unique()) == len(chosen)
-
-
-@pytest.mark.parametrize("batch", [1, 7, 64, 1000])
-def test_a_stream_keeps_what_sorting_everything_would(batch):
-    scores, labels = scored()
-    per_class, overall = Memory(5), Memory(12, per_class=False)
-    for part, kinds in zip(scores.split(batch), labels.split(batch), strict=True):
-        per_class.add(part, kinds)
-        overall.add(part)
-    assert per_class.indices.tolist() == select_per_class(scores, labels, 20).tolist()
-    assert overall.indices.tolist() == select(scores, 12).tolist()
-    assert torch.equal(per_class.scores, scores[per_class.indices])
-
-
-def test_a_class_of_one_batch_is_cut_down_too():
-    memory = Memory(3)
-    memory.add(torch.rand(500, generator=torch.Generator().manual_seed(0)), torch.zeros(500).long())
-    assert len(memory.indices) == 3
-
-
-def test_relevance_is_one_minus_the_sum_of_squares_and_keeps_saturated_examples_apart():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(50, 5, generator=generator, dtype=torch.float64)
-    probs = logits.softmax(1)
-    expected = 1 - probs.square().sum(1)
-    torch.testing.assert_close(trace_of_curvature(Categorical(), logits), expected)
-    sure = torch.tensor([[20.0, 0.0], [25.0, 0.0]])  # 1 − Σp² is 0 for both in float32
-    found = trace_of_curvature(Categorical(), sure)
-    assert found[0] > found[1] > 0
-    one = torch.tensor([[0.0], [3.0]])
-    expected = (one.sigmoid() * (1 - one.sigmoid())).flatten()
-    torch.testing.assert_close(trace_of_curvature(Bernoulli(), one), expected)
-    torch.testing.assert_close(
-        trace_of_curvature(Gaussian(scale=0.5), torch.zeros(2, 3)), torch.full((2,), 12.0)
-    )
-
-
-def test_ignored_pixels_do_not_count():
-    likelihood = Categorical(ignore_index=9)
-    logits = torch.zeros(1, 2, 3)
-    labels = torch.tensor([[0, 9, 1]])
-    assert float(trace_of_curvature(likelihood, logits, labels)) == pytest.approx(1.0)
 
 
 def small_posterior(likelihood=None, structure="full"):
@@ -131,20 +95,18 @@ def test_leave_one_out_of_a_diagonal_posterior_leaves_its_own_curvature_in():
 def test_refusals_say_what_to_do():
     posterior, (x, y) = small_posterior()
     with pytest.raises(DataError, match="one label for each score"):
-        select_per_class(torch.rand(3), torch.zeros(2), 1)
+        most_memorable_per_class(torch.rand(3), torch.zeros(2), 1)
     with pytest.raises(DataError, match="NaN"):
-        select(torch.tensor([0.0, float("nan")]), 1)
-    with pytest.raises(DataError, match="at least 1"):
-        Memory(0)
-    with pytest.raises(DataError, match="needs the labels"):
-        Memory(1).add(torch.rand(3))
+        most_memorable(torch.tensor([0.0, float("nan")]), 1)
+    with pytest.raises(DataError, match="count must be"):
+        most_memorable(torch.rand(3), 0)
     with pytest.raises(DataError, match="must be"):
         relevance(posterior, x)
     with pytest.raises(DataError, match="no batches"):
         relevance(posterior, [])
     bent = FromLoss(lambda f, t: f.cos().sum(1), "cosine")
     with pytest.raises(DataError, match="depends on the targets"):
-        trace_of_curvature(bent, torch.zeros(2, 2))
+        output_hessian_trace(bent, torch.zeros(2, 2))
     concave = credo.Posterior.at_network(
         credo.Model(posterior.model.net, bent, posterior.model.prior), posterior.q
     )

@@ -17,7 +17,7 @@ from credo.families import register
 from credo.families.base import check_floating, check_points
 from credo.families.full_gaussian import positive_cholesky
 from credo.families.structured_gaussian import KroneckerCurvature, StructuredGaussian
-from credo.posterior import covariance, features
+from credo.posterior.covariance import TiledCovariance, WeightCovariance, weight_covariance
 from credo.types import Json, Vector
 
 _BlockCurvature: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -394,23 +394,16 @@ def _check_blocks(mean: Tensor, blocks: tuple[tuple[Tensor, Tensor], ...]) -> No
         )
 
 
-@covariance.output_covariance.register
-def _(q: KroneckerGaussian) -> covariance.OutputCovariance:
-    return covariance.in_tiles(_covariance_tiles(q))
-
-
-@features.feature_map.register
-def _(q: KroneckerGaussian) -> features.FeatureMap:
-    return features.in_tiles(_covariance_tiles(q))
-
-
-def _covariance_tiles(q: KroneckerGaussian) -> list[KronCovariance]:
-    return [
-        KronCovariance(
-            _inverse_root(left), _inverse_root(right), left.new_ones(len(left), len(right))
-        )
-        for left, right in q.blocks
-    ]
+@weight_covariance.register
+def _(q: KroneckerGaussian) -> WeightCovariance:
+    return TiledCovariance(
+        [
+            KronCovariance(
+                _inverse_root(left), _inverse_root(right), left.new_ones(len(left), len(right))
+            )
+            for left, right in q.blocks
+        ]
+    )
 
 
 def _inverse_root(matrix: Tensor) -> Tensor:
