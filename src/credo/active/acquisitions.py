@@ -38,13 +38,14 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from credo.active import determinant, pool, scores
+from credo.active import determinant, scores
 from credo.active.batchbald import batch_bald
 from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, Empirical, Gaussian
 from credo.functionspace import memorable
 from credo.likelihoods import Bernoulli, Categorical
+from credo.network.batches import chunks, input_rows, number_of_examples
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
 from credo.posterior.predictive import Predictive
@@ -93,7 +94,7 @@ class Random:
         self, posterior: Posterior, inputs: Inputs, count: int, generator: Generator
     ) -> Tensor:
         """The beginning of a random permutation."""
-        return torch.randperm(pool.size(inputs), generator=generator)[:count]
+        return torch.randperm(number_of_examples(inputs), generator=generator)[:count]
 
     def config(self) -> Json:
         """The name."""
@@ -147,9 +148,9 @@ class ByFunction:
     ) -> Tensor:
         """The top of the list."""
         values = torch.as_tensor(self.function(posterior, inputs))
-        if values.shape != (pool.size(inputs),):
+        if values.shape != (number_of_examples(inputs),):
             raise DataError(
-                f"an acquisition function gives one score for each of {pool.size(inputs)} "
+                f"an acquisition function gives one score for each of {number_of_examples(inputs)} "
                 f"examples, but this one gave shape {tuple(values.shape)}"
             )
         return largest(values, count, generator)
@@ -204,12 +205,12 @@ class Determinant:
     ) -> Tensor:
         """Greedily, the most informative first."""
         check("determinant", posterior)
-        total = pool.size(inputs)
+        total = number_of_examples(inputs)
         kept = total if self.candidates is None else min(total, max(self.candidates, count))
         rows = torch.arange(total)
         if kept < total:
             rows = TopScores("leverage").choose(posterior, inputs, kept, generator)
-        chosen, _ = determinant.choose(posterior, pool.rows(inputs, rows), count)
+        chosen, _ = determinant.choose(posterior, input_rows(inputs, rows), count)
         return rows[chosen]
 
     def config(self) -> Json:
@@ -300,7 +301,7 @@ def joint_outputs(
     with posterior.in_network() as flat, torch.no_grad():
         net, random = posterior.model.net, posterior.model.random
         length = Linearisation(posterior.model, flat, posterior.q).batch_size(
-            next(pool.chunks(inputs, 1, flat.vector))
+            next(chunks(inputs, 1, flat.vector))
         )
         at_once = max(1, WEIGHT_BYTES // (posterior.q.size * flat.vector.element_size()))
         drawn = []
@@ -308,7 +309,7 @@ def joint_outputs(
             weights = posterior.sample(min(at_once, samples - start), generator)
             away = (weights - posterior.mean).mT
             pieces = []
-            for piece in pool.chunks(inputs, length, flat.vector):
+            for piece in chunks(inputs, length, flat.vector):
                 jacobians = Jacobians.at(net, flat, random, piece)
                 moved = jacobians.times(away).movedim(-1, 0)
                 pieces.append(jacobians.outputs + moved.reshape(-1, *jacobians.outputs.shape))
@@ -320,7 +321,7 @@ def _leverages(posterior: Posterior, inputs: Inputs) -> Tensor:
     """tr(Λ J Σ Jᵀ) of every example, streamed."""
     # Λ at no label in particular: none is known, and none is to be ignored.
     ignored = posterior.model.likelihood.ignore_index
-    labels = torch.full((pool.size(inputs),), 0 if ignored is None else ignored + 1)
+    labels = torch.full((number_of_examples(inputs),), 0 if ignored is None else ignored + 1)
     data = (*inputs, labels) if isinstance(inputs, list | tuple) else (inputs, labels)
     return memorable.leverage(posterior, data, progress=False)
 

@@ -29,12 +29,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from credo.active import pool
 from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError
 from credo.families import Gaussian
 from credo.likelihoods.curvature import curvature_roots
 from credo.network import FlatParams
+from credo.network.batches import chunks, input_rows, number_of_examples
 from credo.posterior.covariance import weight_covariance
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
@@ -90,10 +90,10 @@ class _Kernel:
     def __init__(self, posterior: Posterior, flat: FlatParams, inputs: Inputs) -> None:
         assert isinstance(posterior.q, Gaussian)
         self.model, self.q, self.flat, self.inputs = posterior.model, posterior.q, flat, inputs
-        first = next(pool.chunks(inputs, 1, flat.vector))
+        first = next(chunks(inputs, 1, flat.vector))
         self.length = Linearisation(self.model, flat, self.q).batch_size(first)
         _, roots = self._at(first)
-        needed = pool.size(inputs) * len(roots) * self.q.size * flat.vector.element_size()
+        needed = number_of_examples(inputs) * len(roots) * self.q.size * flat.vector.element_size()
         self.kept = needed <= KEPT_BYTES
         self._rows = torch.empty(0)
 
@@ -110,13 +110,13 @@ class _Kernel:
         """K_ij of every i with j = chosen, (B, R, R)."""
         if self.kept:
             return self._rows @ self.q.solve(self._rows[chosen]).mT
-        example = pool.rows(self.inputs, torch.tensor([chosen]))
-        jacobians, roots = self._at(next(pool.chunks(example, 1, self.flat.vector)))
+        example = input_rows(self.inputs, torch.tensor([chosen]))
+        jacobians, roots = self._at(next(chunks(example, 1, self.flat.vector)))
         columns = self.q.solve(jacobians.pull(roots)[:, 0]).mT
         return torch.cat([jacobians.times(columns, roots) for jacobians, roots in self._chunks()])
 
     def _chunks(self) -> Iterator[tuple[Jacobians, Tensor]]:
-        for piece in pool.chunks(self.inputs, self.length, self.flat.vector):
+        for piece in chunks(self.inputs, self.length, self.flat.vector):
             yield self._at(piece)
 
     def _at(self, inputs: Inputs) -> tuple[Jacobians, Tensor]:

@@ -44,13 +44,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
-from credo.active import pool as pools
 from credo.active.acquisitions import largest
 from credo.errors import DataError, UnsupportedError
 from credo.functionspace import most_memorable
 from credo.likelihoods.base import Classification
 from credo.likelihoods.curvature import output_hessian_trace
 from credo.model import Model
+from credo.network.batches import as_inputs, chunks, input_rows, number_of_examples
+from credo.network.state import evaluating
 from credo.noise import key_to_seed
 from credo.types import Inputs, Likelihood
 
@@ -94,8 +95,8 @@ class ImportantBatches(Sampler[list[int]]):
         _refuse_unless_classes(likelihood)
         # A Model only to call the network as fit does, whatever the inputs are.
         self._model = Model(net, likelihood)
-        self.inputs = pools.as_inputs(inputs)
-        self.num_data = pools.size(self.inputs)
+        self.inputs = as_inputs(inputs)
+        self.num_data = number_of_examples(self.inputs)
         self.batch_size, self.pool, self.share, self.seed = batch_size, pool, share, seed
         self.epoch = 0
         self.last = torch.empty(0, dtype=torch.int64)
@@ -126,20 +127,15 @@ class ImportantBatches(Sampler[list[int]]):
     @torch.no_grad()
     def _relevances(self, candidates: Tensor) -> Tensor:
         """tr Λ at the network's present weights, its layers in the mode for prediction."""
-        modes = {module: module.training for module in self._model.net.modules()}
-        self._model.net.eval()
-        try:
-            like = next(self._model.net.parameters())
-            wanted = pools.rows(self.inputs, candidates)
+        weights = next(self._model.net.parameters())
+        wanted = input_rows(self.inputs, candidates)
+        with evaluating(self._model.net):
             return torch.cat(
                 [
                     output_hessian_trace(self._model.likelihood, self._model.outputs(piece))
-                    for piece in pools.chunks(wanted, SCORED_AT_ONCE, like)
+                    for piece in chunks(wanted, SCORED_AT_ONCE, weights)
                 ]
             )
-        finally:
-            for module, training in modes.items():
-                module.training = training
 
 
 def _refuse_unless_classes(likelihood: Likelihood) -> None:

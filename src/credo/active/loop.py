@@ -33,29 +33,28 @@ the same call asks the same question again, without training again. A killed run
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
-from credo.active import acquisitions, pool
+from credo.active import acquisitions
 from credo.active.acquisitions import Acquisition, AcquisitionSpec
 from credo.active.evaluation import evaluate
 from credo.active.history import History
-from credo.active.record import NetworkState, Record, Shelf
+from credo.active.record import NetworkState, Record, Shelf, fingerprint
 from credo.errors import DataError
 from credo.method import Method
 from credo.model import Model
+from credo.network.batches import as_inputs, chunks, input_rows, number_of_examples
 from credo.noise import key_to_seed
 from credo.posterior.posterior import Posterior
 from credo.schedules import ScheduleSpec
 from credo.train import fit
 from credo.train.feed import check_batch
+from credo.train.progress import progress_bar
 from credo.types import Inputs, Json
 
 Oracle: TypeAlias = Callable[[Any], Any]
@@ -104,7 +103,7 @@ def learn(
     When the pool has fewer than ``per_round`` examples left they are all asked for, and the run
     ends early. A run in a ``folder`` can be prolonged by calling it with more ``rounds``.
     """
-    inputs = pool.as_inputs(pool_inputs)
+    inputs = as_inputs(pool_inputs)
     for name, value in (("per_round", per_round), ("candidates", candidates)):
         if value is not None and value < 1:
             raise DataError(f"{name}={value} must be at least 1")
@@ -112,13 +111,13 @@ def learn(
         raise DataError(f"rounds={rounds} must be 0 or more")
     if ask not in ("indices", "inputs"):
         raise DataError(f'ask={ask!r} must be "indices" or "inputs"')
-    first = _first_question(start, pool.size(inputs), seed)
+    first = _first_question(start, number_of_examples(inputs), seed)
     rule = acquisitions.find(acquisition)
     networks = _Networks(model, warm_start, seed)
     config: Json = {
         "method": method.config(),
         "acquisition": rule.config(),
-        "pool": pool.fingerprint(inputs),
+        "pool": fingerprint(inputs),
         "start": first,
         "per_round": per_round,
         "candidates": candidates,
@@ -132,7 +131,7 @@ def learn(
     networks.begin(shelf)
 
     def train(number: int, labels: Tensor) -> Posterior:
-        chosen = pool.rows(inputs, record.asked[: len(labels)])
+        chosen = input_rows(inputs, record.asked[: len(labels)])
         return fit(
             networks.of_round(number),
             method,
@@ -157,7 +156,8 @@ def learn(
     if record.rounds:
         # A finished training is read back from its folder, not repeated.
         posterior = train(len(record.rounds) - 1, record.answers[: record.used])
-    with _bar(progress, rounds + 1, len(record.rounds)) as show:
+    with progress_bar(progress, rounds + 1) as bar:
+        bar.show(done=len(record.rounds))
         while len(record.rounds) <= rounds:
             number = len(record.rounds)
             if record.question is None and len(record.asked) == record.used:
@@ -180,7 +180,7 @@ def learn(
             )
             shelf.keep(record)
             shelf.drop_training(keep=number)
-            show(record.rounds[-1])
+            bar.advance(_in_words(record.rounds[-1]))
     assert posterior is not None
     exhausted = len(record.rounds) <= rounds
     return History(record.asked, record.answers, record.rounds, posterior, exhausted)
@@ -246,11 +246,11 @@ def _ask(
 ) -> None:
     """Ask the question of the record, and write its answer down."""
     chosen = torch.tensor(record.question, dtype=torch.int64)
-    wanted = pool.rows(inputs, chosen)
+    wanted = input_rows(inputs, chosen)
     try:
         labels = _labels(oracle(chosen if ask == "indices" else wanted), len(chosen))
         like = model.flat.vector
-        moved = next(pool.chunks(wanted, len(chosen), like))
+        moved = next(chunks(wanted, len(chosen), like))
         # What training would refuse must not get into the record.
         check_batch(model, (moved, labels.to(like.device)))
         record.answer(labels)
@@ -274,7 +274,7 @@ def _question(
     seed: int,
 ) -> list[int]:
     """Pool indices to ask for next; none if the pool is empty."""
-    free = torch.ones(pool.size(inputs), dtype=torch.bool)
+    free = torch.ones(number_of_examples(inputs), dtype=torch.bool)
     free[asked] = False
     left = free.nonzero().flatten()
     if not len(left):
@@ -284,7 +284,7 @@ def _question(
     if candidates is not None and candidates < len(left):
         subset = torch.randperm(len(left), generator=generator)[: max(candidates, count)]
         left = left[subset.sort().values]
-    chosen = rule.choose(posterior, pool.rows(inputs, left), count, generator)
+    chosen = rule.choose(posterior, input_rows(inputs, left), count, generator)
     if chosen.shape != (count,) or len(set(chosen.tolist())) < count:
         raise DataError(
             f"{rule!r} was to choose {count} different examples, but it chose {chosen.tolist()}"
@@ -312,19 +312,6 @@ def _unpacked(inputs: Inputs) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
 
 
-@contextmanager
-def _bar(visible: bool, total: int, done: int) -> Iterator[Callable[[Json], None]]:
-    if not visible:
-        yield lambda record: None
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total, completed=done)
-
-        def show(record: Json) -> None:
-            scores = "".join(f" · {name} {value:.4g}" for name, value in record["scores"].items())
-            bar.update(task, advance=1, description=f"{record['labels']} labels{scores}")
-
-        yield show
+def _in_words(round_: Json) -> str:
+    scores = "".join(f" · {name} {value:.4g}" for name, value in round_["scores"].items())
+    return f"{round_['labels']} labels{scores}"

@@ -8,6 +8,7 @@ training-007/       the checkpoints of `credo.fit` in the last round
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -19,9 +20,10 @@ from torch import Tensor
 from credo import storage
 from credo.errors import CheckpointError, DataError, FileFormatError
 from credo.model import Model
+from credo.network.batches import parts_of
 from credo.storage import under
 from credo.train.folder import differences
-from credo.types import Json
+from credo.types import Inputs, Json
 
 RECORD, START, CURVE = "record.safetensors", "start.safetensors", "curve.json"
 
@@ -156,3 +158,16 @@ class NetworkState:
             model.buffers()[name].copy_(value)
         for index, parameter in enumerate(model.noise_parameters()):
             parameter.copy_(self.tensors[f"noise.{index}"])
+
+
+def fingerprint(inputs: Inputs) -> str:
+    """A short text that another pool would not have.
+
+    Args:
+        inputs: The pool.
+    """
+    digest = hashlib.sha256()
+    for part in parts_of(inputs):
+        digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
+        digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -19,7 +19,6 @@ import torch
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ from credo.posterior.predictive import Predictive
 from credo.priors import Normal
 from credo.storage import write_atomically
 from credo.train import fit
-from credo.train.progress import Reporter
+from credo.train.progress import Bar, Reporter, progress_bar
 from credo.types import Json
 from credo.variational import VI
 from credo.version import __version__
@@ -114,8 +113,9 @@ def run(folder: Path, seed: int, epochs: int) -> Path:
         f"Training one network in {len(CONTESTANTS)} ways on {len(digits.train[1]):,} handwritten "
         f"digits\n(epochs: {epochs}, seed: {seed}), then a regression with a gap in its data."
     )
-    with _one_thread(), _one_bar(_num_updates(epochs, digits)) as bar:
-        bar.label("starting")
+    updates = _num_updates(epochs, digits)
+    with _one_thread(), progress_bar(True, updates, "starting", transient=True) as line:
+        bar = _DemoBar(line)
         _warm_up()
         results = [
             contest(name, make(), digits, seed, epochs, bar) for name, make in CONTESTANTS.items()
@@ -143,7 +143,7 @@ def network() -> nn.Sequential:
 
 
 def contest(
-    name: str, method: Method, digits: ImageSetWithOod, seed: int, epochs: int, bar: _Bar
+    name: str, method: Method, digits: ImageSetWithOod, seed: int, epochs: int, bar: _DemoBar
 ) -> Result:
     """Train one contestant and score it."""
     bar.label(name)
@@ -165,7 +165,7 @@ def contest(
     return Result(name, method.config(), inside, outside, scores)
 
 
-def regression(seed: int, epochs: int, bar: _Bar) -> Band:
+def regression(seed: int, epochs: int, bar: _DemoBar) -> Band:
     """A tanh network on a sine that is seen on both sides of a gap only."""
     bar.label("regression")
     observed = data.sinus_with_gap(REGRESSION_POINTS, seed, NOISE)
@@ -331,20 +331,19 @@ def _num_updates(epochs: int, digits: ImageSetWithOod) -> int:
     return epochs * (len(CONTESTANTS) * per_epoch + REGRESSION_EPOCHS)
 
 
-class _Bar(Reporter):
+class _DemoBar(Reporter):
     """One progress bar over several calls of `fit`."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=total)
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
 
     def label(self, text: str) -> None:
         """Say what is being done."""
-        self._progress.update(self._task, description=f"{text:<12}")
+        self._bar.show(f"{text:<12}")
 
     def step(self, epoch: int, batch: int, nll: float) -> None:
         """A step of some `fit` is done."""
-        self._progress.advance(self._task)
+        self._bar.advance()
 
 
 @contextmanager
@@ -356,12 +355,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _one_bar(total: int) -> Iterator[_Bar]:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Bar(progress, total)

@@ -26,11 +26,11 @@ from torch import Generator, Tensor
 from credo.checks import positive
 from credo.continual.learner import PenalisedLearner, Training
 from credo.continual.penalised import Regulariser
-from credo.continual.tasks import Task, concatenated
+from credo.continual.tasks import Task
 from credo.errors import DataError
 from credo.map import MAPState
 from credo.model import Model
-from credo.network.batches import map_inputs
+from credo.network.batches import batch_rows, joined
 from credo.noise import key_to_seed
 from credo.types import Batch, Json
 
@@ -51,7 +51,7 @@ class Joint(PenalisedLearner):
 
     def data(self, task: Task) -> Batch:
         """All so far."""
-        return concatenated([*self._batches, task.train_data])
+        return joined([*self._batches, task.train_data])
 
     def regulariser(self, task: Task) -> Regulariser:
         """None; and the weights go back to the first ones."""
@@ -97,16 +97,13 @@ class Replay(PenalisedLearner):
         """The loss of the remembered examples."""
         if not self._batches:
             return Regulariser()
-        return Remembered(
-            concatenated(self._batches), self.weight, self.training.batch_size, self.seed
-        )
+        return Remembered(joined(self._batches), self.weight, self.training.batch_size, self.seed)
 
     def consolidate(self, task: Task, regulariser: Regulariser) -> None:
         """Remember some of the task's examples."""
-        inputs, targets = task.train_data
         generator = torch.Generator().manual_seed(key_to_seed(self.seed, 3))
-        rows = chosen_rows(targets, self.size, self.choice, generator)
-        self._batches.append((map_inputs(lambda x: x[rows], inputs), targets[rows]))
+        rows = chosen_rows(task.train_data[1], self.size, self.choice, generator)
+        self._batches.append(batch_rows(task.train_data, rows))
 
     def carried(self) -> dict[str, Tensor]:
         """The remembered examples."""
@@ -130,13 +127,12 @@ class Remembered(Regulariser):
 
     def term(self, state: MAPState) -> Tensor:
         """The loss of this step's choice, which is a function of seed and step."""
-        inputs, targets = self.memory
-        if len(targets) > self.batch_size:
+        memory = self.memory
+        if len(memory[1]) > self.batch_size:
             key = key_to_seed(self.seed, 4, state.clock.step)
-            order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(key))
-            rows = order[: self.batch_size]
-            inputs, targets = map_inputs(lambda x: x[rows], inputs), targets[rows]
-        return self.weight * state.model.mean_nll((inputs, targets))
+            order = torch.randperm(len(memory[1]), generator=torch.Generator().manual_seed(key))
+            memory = batch_rows(memory, order[: self.batch_size])
+        return self.weight * state.model.mean_nll(memory)
 
     def value(self, state: MAPState) -> float:
         """The loss of this step's choice."""

@@ -20,7 +20,6 @@ centre is at most twice the smallest possible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -30,7 +29,7 @@ from credo.continual.baselines import chosen_rows
 from credo.errors import DataError
 from credo.functionspace import most_memorable, most_memorable_per_class, relevance
 from credo.model import Model
-from credo.network.batches import map_inputs
+from credo.network.batches import batch_rows, parts_of
 from credo.types import Batch
 
 Choice: TypeAlias = Literal["relevance", "balanced", "random", "k-centre"]
@@ -51,12 +50,7 @@ def choose(
             return most_memorable_per_class(scores, labels, count)
         return most_memorable(scores, count)
     if choice == "k-centre":
-        images = (
-            inputs
-            if isinstance(inputs, Tensor)
-            else next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
-        )
-        return k_centres(images, count, generator)
+        return k_centres(parts_of(inputs)[0], count, generator)
     return chosen_rows(targets, count, choice, generator)
 
 
@@ -90,10 +84,6 @@ def divided(data: Batch, rows: Tensor) -> tuple[Batch, Batch]:
     >>> kept[1].tolist(), rest[1].tolist()
     ([2], [0, 1, 3])
     """
-    inputs, targets = data
-    others = torch.ones(len(targets), dtype=torch.bool)
+    others = torch.ones(len(data[1]), dtype=torch.bool)
     others[rows] = False
-    return (
-        (map_inputs(lambda x: x[rows], inputs), targets[rows]),
-        (map_inputs(lambda x: x[others], inputs), targets[others]),
-    )
+    return batch_rows(data, rows), batch_rows(data, others)

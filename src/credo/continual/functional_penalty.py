@@ -45,10 +45,10 @@ import torch
 from torch import Tensor
 
 from credo.autodiff.jacobians import Jacobians
-from credo.continual.tasks import concatenated
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods.base import Classification, Regression
 from credo.model import Model
+from credo.network.batches import joined
 from credo.network.selection import Selection
 from credo.network.state import evaluating
 from credo.types import Inputs, Likelihood, Segment, Vector
@@ -155,7 +155,7 @@ class FunctionalPenalty:
         for anchor in anchors:
             kinds.setdefault(anchor.kind, []).append(anchor)
         ordered = [anchor for same in kinds.values() for anchor in same]
-        self.inputs, self._old = concatenated([(a.inputs, a.predictions) for a in ordered])
+        self.inputs, self._old = joined([(a.inputs, a.predictions) for a in ordered])
         self._stacks = [_Stack.of(same) for same in kinds.values()]
 
     def value(self, outputs: Tensor, likelihood: Likelihood) -> Tensor:

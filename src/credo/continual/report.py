@@ -20,15 +20,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from credo import storage
@@ -43,7 +39,7 @@ from credo.metrics.forgetting import (
     forgetting,
     forward_transfer,
 )
-from credo.train.progress import Reporter
+from credo.train.progress import Bar, Reporter, progress_bar
 from credo.types import Json
 
 SCORES = ("accuracy", "nll", "ece")
@@ -155,7 +151,8 @@ def run(
     if folder is not None and not learner.learned:
         learner.restore(folder)
     report = _begun(path, learner, tasks)
-    with _bar(progress, learner.name, tasks) as bar:
+    with progress_bar(progress, len(tasks)) as line:
+        bar = _StreamBar(line, learner.name, tasks)
         for index, task in enumerate(tasks):
             bar.enter(index)
             started = time.monotonic()
@@ -212,32 +209,18 @@ def _write(path: Path | None, report: Report) -> None:
 class _StreamBar(Reporter):
     """One bar over all tasks; `credo.fit` moves it."""
 
-    def __init__(self, bar: Progress | None, learner: str, tasks: Sequence[Task]) -> None:
+    def __init__(self, bar: Bar, learner: str, tasks: Sequence[Task]) -> None:
         self._bar, self._learner, self._tasks, self._index = bar, learner, tasks, 0
-        self._task = None if bar is None else bar.add_task("", total=len(tasks))
 
     def enter(self, index: int) -> None:
         """A task begins."""
         self._index = index
         self._show("")
 
-    def epoch(self, record: dict[str, Any]) -> None:
+    def epoch(self, record: Json) -> None:
         """An epoch is done."""
         self._show(f" · epoch {record['epoch'] + 1} · nll {record['nll']:.4f}")
 
     def _show(self, more: str) -> None:
-        if self._bar is not None and self._task is not None:
-            text = f"{self._learner} · {self._tasks[self._index].name}{more}"
-            self._bar.update(self._task, completed=self._index, description=text)
-
-
-@contextmanager
-def _bar(show: bool, learner: str, tasks: Sequence[Task]) -> Iterator[_StreamBar]:
-    if not show:
-        yield _StreamBar(None, learner, tasks)
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield _StreamBar(bar, learner, tasks)
+        text = f"{self._learner} · {self._tasks[self._index].name}{more}"
+        self._bar.show(text, done=self._index)

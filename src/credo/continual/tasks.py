@@ -121,16 +121,3 @@ class Stream(Sequence[Task]):
     def input_shape(self) -> tuple[int, ...]:
         """Of one example, without its head."""
         return tuple(self.tasks[0].train[0].shape[1:])
-
-
-def concatenated(parts: Sequence[Batch]) -> Batch:
-    """The examples of several tasks as one data set.
-
-    >>> first, second = (torch.zeros(2, 1), torch.zeros(2)), (torch.ones(1, 1), torch.ones(1))
-    >>> concatenated([first, second])[1]
-    tensor([0., 0., 1.])
-    """
-    targets = torch.cat([y for _, y in parts])
-    if isinstance(parts[0][0], Tensor):
-        return torch.cat([x for x, _ in parts]), targets  # type: ignore[misc]
-    return tuple(torch.cat(column) for column in zip(*(x for x, _ in parts), strict=True)), targets

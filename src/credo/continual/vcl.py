@@ -58,12 +58,13 @@ from credo.checks import positive
 from credo.continual.coreset import Choice, check_choice, choose, divided
 from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, Training
-from credo.continual.tasks import Task, concatenated
+from credo.continual.tasks import Task
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.map import MLE
 from credo.method import Method
 from credo.model import Model
+from credo.network.batches import joined
 from credo.network.state import evaluating
 from credo.noise import key_to_seed
 from credo.posterior.posterior import Posterior
@@ -221,7 +222,7 @@ class VCL(Learner):
     def _refine(self, q: DiagGaussian) -> DiagGaussian:
         """Train on the coresets; the network and its buffers are left as they were."""
         with _left_as_it_was(self.model):
-            return self._infer(q, q, concatenated(self._coresets), set(self.heads), None, False)
+            return self._infer(q, q, joined(self._coresets), set(self.heads), None, False)
 
     def _likelihood_method(self) -> Method:
         return MLE(lr=self.training.lr, optimizer=self.training.optimizer)

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,14 +52,11 @@ from credo.functionspace.kernels import (
     Kernel,
     KernelBlock,
     Of,
-    check_inputs,
-    count_of,
 )
 from credo.functionspace.pseudo_data import PseudoData
-from credo.functionspace.streams import like_weights, rows_of
 from credo.likelihoods.base import Classification, Regression
 from credo.likelihoods.curvature import output_hessian
-from credo.network.batches import map_inputs
+from credo.network.batches import as_inputs, chunks, like_weights
 from credo.posterior.covariance import weight_covariance
 from credo.posterior.features import Outputs
 from credo.posterior.outputs import Linearisation, OutputGaussian
@@ -106,7 +102,7 @@ class NetworkGP:
     def mean(self, x: Inputs) -> Tensor:
         """f(x; m), the network's outputs."""
         with self.posterior.in_network() as flat:
-            return self.posterior.model.outputs(like_weights(check_inputs(x), flat))
+            return self.posterior.model.outputs(like_weights(as_inputs(x), flat.vector))
 
     def kernel(
         self,
@@ -146,8 +142,8 @@ class NetworkGP:
         """
         with self.posterior.in_network() as flat:
             kernel = Kernel(self.posterior.model, flat, self.posterior.q, of, self._max_memory)
-            paired = None if other is None else check_inputs(other)
-            yield from kernel.blocks(check_inputs(x), paired, outputs)
+            paired = None if other is None else as_inputs(other)
+            yield from kernel.blocks(as_inputs(x), paired, outputs)
 
     @torch.no_grad()
     def predict(self, x: Inputs) -> GPPrediction:
@@ -179,13 +175,10 @@ class NetworkGP:
         """N(f, JΣJᵀ) of every input by itself: the linearised network's outputs."""
         model = self.posterior.model
         with self.posterior.in_network() as flat:
-            inputs = like_weights(check_inputs(x), flat)
+            inputs = like_weights(as_inputs(x), flat.vector)
             linear = Linearisation(model, flat, self.posterior.q)
             size = linear.batch_size(inputs)
-            parts = [
-                linear.at(map_inputs(partial(rows_of, start=start, stop=start + size), inputs))
-                for start in range(0, count_of(inputs), size)
-            ]
+            parts = [linear.at(chunk) for chunk in chunks(inputs, size)]
         return OutputGaussian.concatenate(parts)
 
     def pseudo_data(self, data: Batch) -> PseudoData:
@@ -203,8 +196,8 @@ class NetworkGP:
     ) -> Tensor:
         with self.posterior.in_network() as flat, torch.no_grad():
             kernel = Kernel(self.posterior.model, flat, q, of, self._max_memory)
-            paired = None if other is None else check_inputs(other)
-            return kernel.matrix(check_inputs(x), paired, outputs)
+            paired = None if other is None else as_inputs(other)
+            return kernel.matrix(as_inputs(x), paired, outputs)
 
 
 def to_gp(posterior: Posterior, max_memory: float = MAX_MEMORY) -> NetworkGP:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,11 +27,10 @@ from torch import Tensor
 from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import Family
-from credo.functionspace.streams import like_weights, rows_of
 from credo.likelihoods.curvature import output_hessian
 from credo.model import Model
 from credo.network import FlatParams
-from credo.network.batches import map_inputs
+from credo.network.batches import input_rows, like_weights, number_of_examples
 from credo.posterior.covariance import weight_covariance
 from credo.posterior.features import Features, Outputs
 from credo.posterior.outputs import Linearisation
@@ -82,8 +80,8 @@ class Kernel:
 
     def matrix(self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum") -> Tensor:
         """The whole of it; ``other=None`` is x itself, and costs half."""
-        rows = count_of(x)
-        columns = rows if other is None else count_of(other)
+        rows = number_of_examples(x)
+        columns = rows if other is None else number_of_examples(other)
         found: Tensor | None = None
         for block in self.blocks(x, other, outputs):
             if found is None:
@@ -112,20 +110,20 @@ class Kernel:
         """The kernel tile by tile; of one that is symmetric the tiles on and above the diagonal."""
         if outputs not in ("joint", "each", "sum"):
             raise DataError(f'outputs={outputs!r} must be "joint", "each" or "sum"')
-        x = like_weights(x, self._flat)
-        columns = x if other is None else like_weights(other, self._flat)
+        x = like_weights(x, self._flat.vector)
+        columns = x if other is None else like_weights(other, self._flat.vector)
         size = self._block_size(x, directions)
         theirs: Features | None = None
-        for start in range(0, count_of(x), size):
+        for start in range(0, number_of_examples(x), size):
             mine = self.features(x, start, start + size, directions)
-            for begin in range(start if other is None else 0, count_of(columns), size):
+            for begin in range(start if other is None else 0, number_of_examples(columns), size):
                 if other is None and begin == start:
                     against = mine
-                elif theirs is not None and count_of(columns) <= size:
+                elif theirs is not None and number_of_examples(columns) <= size:
                     against = theirs
                 else:
                     against = self.features(columns, begin, begin + size, directions)
-                if other is not None and count_of(columns) <= size:
+                if other is not None and number_of_examples(columns) <= size:
                     theirs = against  # one block of columns serves all rows
                 yield from _tiles(mine, against, start, begin, outputs, other is None)
 
@@ -133,12 +131,12 @@ class Kernel:
         self, x: Inputs, start: int, stop: int, directions: Directions | None = None
     ) -> Features:
         """What is kept of inputs start to stop, in passes of a bounded size."""
-        stop = min(stop, count_of(x))
+        stop = min(stop, number_of_examples(x))
         step = self._sizes.batch_size(x)
         found = []
         for begin in range(start, stop, step):
             end = min(begin + step, stop)
-            inputs = map_inputs(partial(rows_of, start=begin, stop=end), x)
+            inputs = input_rows(x, slice(begin, end))
             found.append(self._of_inputs(inputs, slice(begin, end), directions))
         return Features.concatenate(found)
 
@@ -166,20 +164,6 @@ class Kernel:
         return max(1, int(self._max_memory / 2 // bytes_each))
 
 
-def count_of(inputs: Inputs) -> int:
-    """How many examples these are."""
-    counts: list[int] = []
-
-    def note(x: Tensor) -> Tensor:
-        counts.append(len(x))
-        return x
-
-    map_inputs(note, inputs)
-    if len(set(counts)) != 1 or not counts[0]:
-        raise DataError(f"the inputs must hold the same number of examples, one or more: {counts}")
-    return counts[0]
-
-
 def _tiles(
     mine: Features, theirs: Features, start: int, begin: int, outputs: Outputs, half: bool
 ) -> Iterator[KernelBlock]:
@@ -203,10 +187,3 @@ def _place(found: Tensor, block: KernelBlock, outputs: Outputs) -> None:
 
 def _transposed(values: Tensor, outputs: Outputs) -> Tensor:
     return values.permute(2, 3, 0, 1) if outputs == "joint" else values.mT
-
-
-def check_inputs(x: Any) -> Inputs:
-    """Inputs as tensors; an array becomes one."""
-    if isinstance(x, Tensor | dict | tuple | list):
-        return x
-    return torch.as_tensor(x)

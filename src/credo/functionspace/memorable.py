@@ -41,6 +41,7 @@ needed for it with softmax, logistic and squared losses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -52,16 +53,6 @@ from credo.checks import Count, Share, checked
 from credo.errors import DataError, UnsupportedError
 from credo.families import FixedGaussian, FullGaussian
 from credo.functionspace.sampled import SampledGP, has_centre
-from credo.functionspace.streams import (
-    BATCH_SIZE,
-    at_rest,
-    batches,
-    like_weights,
-    model_of,
-    number_of_batches,
-    pieces,
-    progress_bar,
-)
 from credo.likelihoods import Categorical
 from credo.likelihoods.curvature import (
     leading_roots,
@@ -73,10 +64,19 @@ from credo.likelihoods.curvature import (
 )
 from credo.model import Model
 from credo.network import FlatParams
-from credo.network.batches import map_inputs
+from credo.network.batches import (
+    BATCH_SIZE,
+    batch_rows,
+    batches,
+    like_weights,
+    number_of_batches,
+    pieces,
+)
+from credo.network.state import evaluating
 from credo.posterior.covariance import weight_covariance
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
+from credo.train.progress import progress_bar
 from credo.types import Batch
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ def relevance(
     Returns:
         (N,).
     """
-    likelihood = model_of(subject).likelihood
+    model = subject.model if isinstance(subject, Posterior) else subject
     if isinstance(subject, Posterior) and not has_centre(subject.q):
         drawn, flat = SampledGP(subject).relevance, subject.model.flat
         return _stream(flat, data, "relevance", lambda b: drawn(*b), batch_size, progress)
 
     @torch.no_grad()
     def score(flat: FlatParams, batch: Batch) -> Tensor:
-        return output_hessian_trace(likelihood, model_of(subject).outputs(batch[0]), batch[1])
+        return output_hessian_trace(model.likelihood, model.outputs(batch[0]), batch[1])
 
     return _scored(subject, data, "relevance", score, batch_size, progress)
 
@@ -169,8 +169,8 @@ def leverage(
         scores = torch.empty_like(outputs[:, 0])
         for count in needed.unique().tolist():
             mine = (needed == count).nonzero().flatten()
-            group = map_inputs(partial(_at, places=mine), batch[0]), batch[1][mine]
-            scores[mine] = torch.cat([trace(flat, part, count) for part in fitting(flat, group)])
+            group = fitting(flat, batch_rows(batch, mine))
+            scores[mine] = torch.cat([trace(flat, part, count) for part in group])
         return scores
 
     return _scored(posterior, data, "leverage", score, batch_size, progress)
@@ -285,8 +285,19 @@ def _scored(
     batch_size: int,
     progress: bool,
 ) -> Tensor:
-    with at_rest(subject) as flat:
+    with _at_rest(subject) as flat:
         return _stream(flat, data, what, partial(score, flat), batch_size, progress)
+
+
+@contextmanager
+def _at_rest(subject: Posterior | Model) -> Iterator[FlatParams]:
+    """The network in eval mode: at a posterior's mean, or at the weights that a model has now."""
+    if isinstance(subject, Posterior):
+        with subject.in_network() as flat:
+            yield flat
+    else:
+        with evaluating(subject.net):
+            yield subject.flat
 
 
 def _stream(
@@ -300,12 +311,12 @@ def _stream(
     """The scores of all batches, each on the weights' device and in their precision."""
     total = number_of_batches(data, batch_size)
     scores: list[Tensor] = []
-    with progress_bar(what, total, progress) as done:
+    with progress_bar(progress, total, what) as bar:
         for batch in batches(data, batch_size):
-            inputs = like_weights(batch[0], flat)
+            inputs = like_weights(batch[0], flat.vector)
             targets = batch[1].to(flat.vector.device)
             scores.append(score((inputs, targets)).cpu())
-            done()
+            bar.advance()
     if not scores:
         raise DataError(f"the data yielded no batches: there is no {what} to take")
     return torch.cat(scores)
@@ -322,10 +333,6 @@ class _Fitting:
             linear = Linearisation(self._posterior.model, flat, self._posterior.q)
             self._size = linear.batch_size(batch[0])
         return pieces(batch, self._size)
-
-
-def _at(x: Tensor, places: Tensor) -> Tensor:
-    return x[places]
 
 
 def _without_own(bend: Tensor, spread: Tensor, slope: Tensor) -> Tensor:

@@ -42,13 +42,12 @@ from torch import Tensor
 from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, Gaussian
-from credo.functionspace.kernels import Kernel, check_inputs, count_of
-from credo.functionspace.streams import like_weights
+from credo.functionspace.kernels import Kernel
 from credo.likelihoods import Categorical
 from credo.likelihoods import Gaussian as GaussianLikelihood
 from credo.likelihoods.curvature import output_gradient, output_hessian_roots
 from credo.model import Model
-from credo.network.batches import map_inputs
+from credo.network.batches import as_inputs, chunks, like_weights, number_of_examples, pieces
 from credo.posterior.features import Features
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
@@ -84,7 +83,7 @@ class PseudoData:
     ) -> None:
         self._posterior, self.prior, self._weight = posterior, prior, weight
         with posterior.in_network() as flat:
-            inputs = like_weights(check_inputs(batch[0]), flat)
+            inputs = like_weights(as_inputs(batch[0]), flat.vector)
             self._inputs, self._targets = inputs, batch[1].to(flat.vector.device)
             self._model = posterior.model
             self._measure(Linearisation(self._model, flat, posterior.q).batch_size(inputs))
@@ -105,11 +104,11 @@ class PseudoData:
 
     def at(self, x: Inputs) -> FunctionPosterior:
         """The posterior of J(x)w', by Gaussian process regression on the pseudo-data."""
-        posterior, x = self._posterior, check_inputs(x)
+        posterior, x = self._posterior, as_inputs(x)
         with posterior.in_network() as flat, torch.no_grad():
-            x = like_weights(x, flat)
+            x = like_weights(x, flat.vector)
             kernel = Kernel(self._model, flat, self.prior)
-            test = kernel.features(x, 0, count_of(x))
+            test = kernel.features(x, 0, number_of_examples(x))
             across = self._scale * self._features(kernel).kernel(test, "joint").flatten(2)
             across = across.flatten(0, 1)  # (N, m·K)
             itself = test.kernel(test, "joint")
@@ -158,10 +157,7 @@ class PseudoData:
         weights = torch.stack([self._posterior.mean, self.prior.mean.to(self._posterior.mean)], 1)
         found: list[tuple[Tensor, ...]] = []
         self._log_likelihood = 0.0
-        for start in range(0, len(self._targets), step):
-            cut = slice(start, start + step)
-            inputs = map_inputs(lambda x, at=cut: x[at], self._inputs)  # type: ignore[misc]
-            targets = self._targets[cut]
+        for inputs, targets in pieces((self._inputs, self._targets), step):
             jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
             outputs = jacobians.outputs
             roots = output_hessian_roots(likelihood, outputs, targets).flatten(2)
@@ -244,10 +240,7 @@ def _times(model: Model, posterior: Posterior, x: Inputs, vector: Vector) -> Ten
     """J(x)·vector, (m, K); the network holds the posterior's mean."""
     found = []
     linear = Linearisation(model, model.flat, posterior.q)
-    step = linear.batch_size(x)
-    for start in range(0, count_of(x), step):
-        cut = slice(start, start + step)
-        inputs = map_inputs(lambda t, at=cut: t[at], x)  # type: ignore[misc]
+    for inputs in chunks(x, linear.batch_size(x)):
         jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
         found.append(jacobians.times(vector.to(jacobians.outputs).unsqueeze(1))[..., 0])
     return torch.cat(found)

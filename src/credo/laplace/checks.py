@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from credo.laplace.low_rank import sketch_columns
 from credo.likelihoods.curvature import FisherKind, curvature_roots
 from credo.model import Model
 from credo.network import select
-from credo.network.batches import map_inputs
+from credo.network.batches import batch_rows
 from credo.network.state import evaluating
 from credo.types import Batch, Segment, Vector
 
@@ -66,9 +65,8 @@ def _gigabytes(size: float) -> str:
 def warn_if_untrained(gathered: DataPass, evidence: Evidence) -> None:
     """Warn if one step down the gradient would still gain much, by `gain_of_a_step`."""
     assert gathered.first is not None
-    inputs, targets = gathered.first
-    some = partial(torch.narrow, dim=0, start=0, length=min(len(targets), CHECKED_EXAMPLES))
-    norm, gain = gain_of_a_step(gathered.model, (map_inputs(some, inputs), some(targets)), evidence)
+    some = batch_rows(gathered.first, slice(CHECKED_EXAMPLES))
+    norm, gain = gain_of_a_step(gathered.model, some, evidence)
     if gain <= UNTRAINED_GAIN:
         return
     warnings.warn(

@@ -8,7 +8,6 @@ efficient, whatever size they come in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -19,9 +18,9 @@ from credo.autodiff.loss import Loss
 from credo.laplace.structures import DataCurvature
 from credo.likelihoods.curvature import curvature_roots, number_of_roots
 from credo.model import Model
-from credo.network.batches import map_inputs
+from credo.network.batches import batch_rows, example_shapes, input_rows, joined, to_device
 from credo.network.state import evaluating
-from credo.types import Batch, Inputs, Json
+from credo.types import Batch, Json
 
 CurvatureKind: TypeAlias = Literal["ggn", "fisher", "empirical", "hessian"]
 
@@ -56,7 +55,7 @@ class DataPass:
     def take(self, data: Iterable[Batch]) -> None:
         """All batches, in pieces of the best size."""
         device = self.model.flat.vector.device
-        moved = (_on(batch, device) for batch in data)
+        moved = (to_device(batch, device) for batch in data)
         with evaluating(self.model.net):
             for batch in self._regrouped(moved):
                 self.first = self.first or batch
@@ -114,27 +113,25 @@ class DataPass:
         waiting: list[Batch] = []
         count = 0
         for batch in data:
-            if waiting and _shapes(batch) != _shapes(waiting[0]):  # sequences of another length
-                yield _joined(waiting)
+            # Sequences of another length begin another group.
+            if waiting and example_shapes(batch) != example_shapes(waiting[0]):
+                yield joined(waiting)
                 waiting, count = [], 0
             waiting.append(batch)
             count += len(batch[1])
             size = self._examples_at_once(batch)
             while count >= size:
-                inputs, targets = _joined(waiting)
-                first = partial(_rows, start=0, stop=size)
-                rest = partial(_rows, start=size, stop=count)
-                yield map_inputs(first, inputs), first(targets)
-                waiting = [(map_inputs(rest, inputs), rest(targets))] if count > size else []
+                whole = joined(waiting)
+                yield batch_rows(whole, slice(size))
+                waiting = [batch_rows(whole, slice(size, count))] if count > size else []
                 count -= size
         if count:
-            yield _joined(waiting)
+            yield joined(waiting)
 
     def _examples_at_once(self, batch: Batch) -> int:
         """From what one example takes."""
         if self._chunk is None:
-            one = partial(_rows, start=0, stop=1)
-            inputs = map_inputs(one, batch[0])
+            inputs = input_rows(batch[0], slice(1))
             model = self.model
             if self.kind == "hessian":
                 numbers = 1
@@ -148,36 +145,3 @@ class DataPass:
                     numbers += roots * model.random.size
             self._chunk = max(1, min(MAX_EXAMPLES, MAX_NUMBERS // numbers))
         return self._chunk
-
-
-def _on(batch: Batch, device: torch.device) -> Batch:
-    return map_inputs(lambda x: x.to(device), batch[0]), batch[1].to(device)
-
-
-def _rows(x: Tensor, start: int, stop: int) -> Tensor:
-    return x[start:stop]
-
-
-def _shapes(batch: Batch) -> list[torch.Size]:
-    """Of one example."""
-    inputs, targets = batch
-    if isinstance(inputs, Tensor):
-        tensors = [inputs]
-    else:
-        tensors = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-    return [tensor.shape[1:] for tensor in (*tensors, targets)]
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    return _cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
-
-
-def _cat(parts: list[Inputs]) -> Inputs:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts)  # type: ignore[arg-type]
-    if isinstance(first, Mapping):
-        return {name: torch.cat([part[name] for part in parts]) for name in first}  # type: ignore[call-overload, index]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))

@@ -10,15 +10,34 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """The network in eval mode; every module's own mode is put back."""
+def modes_kept(net: nn.Module) -> Iterator[None]:
+    """Put every module's own mode, train or eval, back as it was.
+
+    Args:
+        net: The network.
+    """
     modes = {module: module.training for module in net.modules()}
-    net.eval()
     try:
         yield
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def evaluating(net: nn.Module, recurrent_gradients: bool = False) -> Iterator[None]:
+    """The network in eval mode; every module's own mode is put back.
+
+    Args:
+        net: The network.
+        recurrent_gradients: Whether recurrent layers without dropout, for which the modes are the
+            same, are put into training mode: CUDA's have gradients in no other.
+    """
+    with modes_kept(net):
+        net.eval()
+        for module in net.modules() if recurrent_gradients else ():
+            module.training = isinstance(module, nn.RNNBase) and not module.dropout
+        yield
 
 
 @contextmanager

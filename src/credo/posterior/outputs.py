@@ -42,7 +42,7 @@ from credo.errors import UnsupportedError
 from credo.families import Family
 from credo.model import Model
 from credo.network import FlatParams
-from credo.network.batches import map_inputs
+from credo.network.batches import input_rows
 from credo.posterior.covariance import weight_covariance
 from credo.types import Inputs
 
@@ -126,7 +126,7 @@ class Linearisation:
 
     def batch_size(self, inputs: Inputs) -> int:
         """How many of these examples `at` can take within `BATCH_BYTES`, at most 1024."""
-        jacobians = self._jacobians(map_inputs(lambda x: x[:1], inputs))
+        jacobians = self._jacobians(input_rows(inputs, slice(1)))
         outputs = jacobians.outputs
         if outputs.dim() > 2 and jacobians.num_outputs > MAX_OUTPUTS:
             raise UnsupportedError(

@@ -8,13 +8,11 @@ predicts, and puts back what was there, whatever happens in between.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
@@ -23,15 +21,21 @@ from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import FAMILIES, Delta, Family, unpack
 from credo.model import Model
 from credo.network import FlatParams, bind
-from credo.network.batches import map_inputs
+from credo.network.batches import (
+    BATCH_SIZE,
+    as_inputs,
+    chunks,
+    inputs_alone,
+    is_loader,
+    like_weights,
+)
+from credo.network.state import evaluating
 from credo.noise import Draws, source
 from credo.posterior.link import Link, check_link, predictive
 from credo.posterior.outputs import Linearisation, OutputGaussian
 from credo.posterior.predictive import Predictive
 from credo.storage import under
 from credo.types import Inputs, Json, Likelihood, Prior, Vector
-
-DEFAULT_BATCH_SIZE = 1024
 
 At: TypeAlias = Literal["samples", "mean", "linearised"]
 WAYS: tuple[At, ...] = get_args(At)
@@ -123,17 +127,15 @@ class Posterior:
                 check_link(link, self.model.likelihood)
                 outputs = self._linearised(flat, x, batch_size)
                 return predictive(outputs, self.model.likelihood, link, samples, seed, keep_samples)
-            if _is_loader(x):
+            if is_loader(x):
                 parts = [
-                    self._predict(flat, drawn, _inputs_of(b), samples, None, seed, keep_samples)
+                    self._predict(flat, drawn, inputs_alone(b), samples, None, seed, keep_samples)
                     for b in x
                 ]
                 if not parts:
                     raise DataError("the loader yields no batches: there is nothing to predict")
                 return Predictive.concatenate(parts)
-            return self._predict(
-                flat, drawn, _as_inputs(x), samples, batch_size, seed, keep_samples
-            )
+            return self._predict(flat, drawn, as_inputs(x), samples, batch_size, seed, keep_samples)
 
     @contextmanager
     def in_network(self) -> Iterator[FlatParams]:
@@ -143,22 +145,19 @@ class Posterior:
         """
         flat = self.model.flat
         self._follow(flat)
-        modes = {module: module.training for module in self.model.net.modules()}
         before = flat.vector.clone()
         live = dict(self.model.net.named_buffers())
         buffers_before = {name: live[name].clone() for name in self.buffers if name in live}
         try:
-            self.model.net.eval()
             with torch.no_grad():
                 for name in buffers_before:
                     live[name].copy_(self.buffers[name])
             with flat.writing() as vector:
                 self.model.random.write(vector, self.q.mean)
                 self.model.deterministic.write(vector, self.point)
-            yield flat
+            with evaluating(self.model.net):
+                yield flat
         finally:
-            for module, training in modes.items():
-                module.training = training
             with torch.no_grad():
                 for name, value in buffers_before.items():
                     live[name].copy_(value)
@@ -199,8 +198,8 @@ class Posterior:
         seed: int,
         keep_samples: bool,
     ) -> Predictive:
-        chunks = list(_chunks(_to_like(inputs, flat.vector), batch_size or DEFAULT_BATCH_SIZE))
-        stream = (self._forward(chunks) for _ in self._weights_in_place(flat, q, samples, seed))
+        parts = list(chunks(like_weights(inputs, flat.vector), batch_size or BATCH_SIZE))
+        stream = (self._forward(parts) for _ in self._weights_in_place(flat, q, samples, seed))
         with torch.no_grad():
             if keep_samples:
                 return Predictive(torch.stack(list(stream)), self.model.likelihood)
@@ -209,10 +208,10 @@ class Posterior:
     def _linearised(self, flat: FlatParams, x: Any, batch_size: int | None) -> OutputGaussian:
         linear = Linearisation(self.model, flat, self.q)
         parts = []
-        for batch in (_inputs_of(b) for b in x) if _is_loader(x) else (_as_inputs(x),):
-            inputs = _to_like(batch, flat.vector)
+        for batch in (inputs_alone(b) for b in x) if is_loader(x) else (as_inputs(x),):
+            inputs = like_weights(batch, flat.vector)
             size = batch_size or linear.batch_size(inputs)
-            parts += [linear.at(chunk) for chunk in _chunks(inputs, size)]
+            parts += [linear.at(chunk) for chunk in chunks(inputs, size)]
         if not parts:
             raise DataError("the loader yields no batches: there is nothing to predict")
         return OutputGaussian.concatenate(parts)
@@ -229,8 +228,8 @@ class Posterior:
                 random.write(vector, weights)
             yield
 
-    def _forward(self, chunks: list[Inputs]) -> Tensor:
-        pieces = [self.model.outputs(chunk) for chunk in chunks]
+    def _forward(self, parts: list[Inputs]) -> Tensor:
+        pieces = [self.model.outputs(part) for part in parts]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _follow(self, flat: FlatParams) -> None:
@@ -305,52 +304,3 @@ def load(
     posterior = Posterior(model, q, point, buffers, draws)
     posterior.predicts = meta.get("predicts", Posterior.predicts)
     return posterior
-
-
-def _is_loader(x: Any) -> bool:
-    return isinstance(x, Iterable) and not isinstance(
-        x, Tensor | np.ndarray | Mapping | list | tuple
-    )
-
-
-def _inputs_of(batch: Any) -> Inputs:
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return _as_inputs(batch[0])
-    if isinstance(batch, list | tuple):
-        return tuple(_as_inputs(part) for part in batch[:-1])  # type: ignore[misc]
-    return _as_inputs(batch)
-
-
-def _as_inputs(x: Any) -> Inputs:
-    if isinstance(x, np.ndarray):
-        return torch.from_numpy(x)
-    if isinstance(x, Tensor | Mapping):
-        return x
-    if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
-        return x
-    return torch.as_tensor(x)
-
-
-def _to_like(inputs: Inputs, like: Vector) -> Inputs:
-    """On the network's device; floating inputs in its dtype."""
-    return map_inputs(
-        lambda x: x.to(like.device, like.dtype if x.is_floating_point() else x.dtype), inputs
-    )
-
-
-def _chunks(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    tensors = [inputs] if isinstance(inputs, Tensor) else (
-        inputs.values() if isinstance(inputs, Mapping) else inputs
-    )  # fmt: skip
-    lengths = {len(x) for x in tensors}
-    if len(lengths) != 1:
-        raise DataError(f"the inputs have different numbers of examples: {sorted(lengths)}")
-    (total,) = lengths
-    if not total:
-        raise DataError("there are no inputs to predict: the first dimension has length 0")
-    for start in range(0, total, size):
-        yield map_inputs(partial(_rows, start=start, stop=start + size), inputs)
-
-
-def _rows(x: Tensor, start: int, stop: int) -> Tensor:
-    return x[start:stop]

@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from credo.checks import positive
@@ -33,7 +32,8 @@ from credo.metrics import effective_sample_size, r_hat
 from credo.metrics.chains import FEWEST_DRAWS
 from credo.model import Model
 from credo.network import FlatParams, Selection
-from credo.network.batches import map_inputs
+from credo.network.batches import input_rows, like_weights, pieces
+from credo.network.state import evaluating
 from credo.noise import GeneratorNoise
 from credo.posterior.posterior import Posterior
 from credo.posterior.predictive import Predictive
@@ -121,18 +121,9 @@ class Target:
                     self.random.write(vector, weights)
                 refuse_nonfinite(nll, self.flat, clock)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """The network without dropout and batch statistics; its modes are restored."""
-        modes = {module: module.training for module in self.model.net.modules()}
-        for module in modes:
-            # CUDA's recurrent layers have gradients in training mode only.
-            module.training = isinstance(module, nn.RNNBase) and not module.dropout
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        return evaluating(self.model.net, recurrent_gradients=True)
 
     def _can_go_together(self, weights: Tensor, batch: Batch) -> bool:
         if len(weights) == 1 or self.random.size * len(batch[1]) > SMALL:
@@ -309,8 +300,7 @@ def warn_of(report: ChainReport | None, warmup: float, remedy: str) -> None:
 @torch.no_grad()
 def _predictions(target: Target, draws: Tensor, inputs: Inputs) -> Tensor:
     """(chains, draws, ...): probabilities, or outputs where the likelihood has none."""
-    device = target.flat.vector.device
-    probes = map_inputs(lambda x: x[:PROBES].to(device), inputs)
+    probes = like_weights(input_rows(inputs, slice(PROBES)), target.flat.vector)
     likelihood = target.model.likelihood
     found = []
     with target.evaluating():
@@ -326,8 +316,5 @@ def _predictions(target: Target, draws: Tensor, inputs: Inputs) -> Tensor:
 
 def _pieces(batch: Batch) -> Iterator[tuple[float, Batch]]:
     """Parts that a forward pass can take, with their share of the examples."""
-    inputs, targets = batch
-    for start in range(0, len(targets), LARGEST_PASS):
-        rows = slice(start, start + LARGEST_PASS)
-        part = targets[rows]
-        yield len(part) / len(targets), (map_inputs(itemgetter(rows), inputs), part)
+    for part in pieces(batch, LARGEST_PASS):
+        yield len(part[1]) / len(batch[1]), part

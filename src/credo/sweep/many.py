@@ -22,8 +22,6 @@ from pathlib import Path
 
 import joblib
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from credo import workers as engines
 from credo.errors import DataError
@@ -37,6 +35,7 @@ from credo.sweep.attempt import (
     stored_result,
     write_error,
 )
+from credo.train.progress import progress_bar
 from credo.types import Json
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -78,13 +77,13 @@ def run_many(
     waiting = [i for i in range(len(trials)) if i not in outcomes]
     jobs = min(jobs or joblib.cpu_count(), max(1, len(waiting)))
     notice = notice or (lambda outcome: f"{describe(outcome.trial)} done")
-    with bar(progress, len(trials)) as advance:
+    with progress_bar(progress, len(trials), "running", counted=True) as bar:
         for i in sorted(outcomes):
-            advance(notice(outcomes[i]))
+            bar.advance(notice(outcomes[i]))
         if waiting:
             with engines.start(engine, jobs, isolated) as pool, tempfile.TemporaryDirectory() as at:
                 crew = _Crew(function, trials, places, jobs, pool, Board(Path(at)),
-                             lambda outcome: advance(notice(outcome)), outcomes)  # fmt: skip
+                             lambda outcome: bar.advance(notice(outcome)), outcomes)  # fmt: skip
                 crew.finish(waiting)
     return [outcomes[i] for i in range(len(trials))]
 
@@ -212,16 +211,3 @@ def _place(trial: Json, folder: str | Path | None, describe: Callable[[Json], st
         return None
     label = "".join(c if c.isalnum() or c in "-_." else "_" for c in describe(trial))
     return Path(folder) / f"{label}-{trial_key(trial)}"
-
-
-@contextmanager
-def bar(show: bool, total: int) -> Iterator[Callable[[str], None]]:
-    """A function that says a trial is done: on a progress bar on stderr, or to nobody."""
-    if not show:
-        yield lambda text: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("running", total=total)
-        yield lambda text: bar.update(task, advance=1, description=text)

@@ -39,9 +39,10 @@ from credo import workers as engines
 from credo.errors import DataError, NonFiniteError
 from credo.sweep import table
 from credo.sweep.attempt import Outcome
-from credo.sweep.many import bar, run_many
+from credo.sweep.many import run_many
 from credo.sweep.samplers import SamplerName, make_sampler
 from credo.sweep.space import Space
+from credo.train.progress import Bar, progress_bar
 from credo.types import Json
 
 Direction = Literal["minimize", "maximize"]
@@ -124,7 +125,10 @@ def run_study(
     text = json.dumps(study.space.to_json(), indent=2) + "\n"
     storage.write_atomically(folder / "space.json", text.encode())
     try:
-        with bar(progress, source.trials) as advance, engines.start(engine, jobs, isolated):
+        with (
+            progress_bar(progress, source.trials, "running", counted=True) as bar,
+            engines.start(engine, jobs, isolated),
+        ):
             while proposed := source.ask(jobs):
                 first = len(findings.outcomes)
                 batch = [
@@ -134,7 +138,7 @@ def run_study(
                 found = run_many(
                     partial(run_trial, study), batch, jobs, folder, _label, progress=False,
                     engine=engine, isolated=isolated,
-                    notice=lambda outcome: _tell(advance, standing.note(outcome)),
+                    notice=lambda outcome: _tell(bar, standing.note(outcome)),
                 )  # fmt: skip
                 findings.outcomes += found
                 source.tell([None if o.result is None else value_of(study, o) for o in found])
@@ -160,8 +164,8 @@ def _label(trial: Json) -> str:
     return f"trial-{trial['number']:04d}"
 
 
-def _tell(advance: Callable[[str], None], text: str) -> str:
-    advance(text)
+def _tell(bar: Bar, text: str) -> str:
+    bar.advance(text)
     return text
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 
 from credo.errors import DataError
 from credo.model import Model
-from credo.network.batches import map_inputs
+from credo.network.batches import batch_rows
 from credo.noise import key_to_seed
 from credo.train.feed import TensorFeed, make_feed
 
@@ -67,6 +67,5 @@ def splits(
 
 def _rows(feed: Any, data: Any, rows: Tensor) -> Any:
     if isinstance(feed, TensorFeed):
-        rows = rows.to(feed.targets.device)
-        return map_inputs(lambda x: x[rows], feed.inputs), feed.targets[rows]
+        return batch_rows((feed.inputs, feed.targets), rows)
     return Subset(data, rows.tolist())

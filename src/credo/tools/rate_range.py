@@ -53,8 +53,10 @@ from credo.checks import positive
 from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
 from credo.method import Method
 from credo.model import Model
+from credo.network.batches import to_device
+from credo.network.state import modes_kept
 from credo.noise import key_to_seed
-from credo.train.feed import Feed, make_feed, to_device
+from credo.train.feed import Feed, make_feed
 from credo.train.progress import reporter
 from credo.types import Batch
 
@@ -230,9 +232,8 @@ def _left_as_it_was(model: Model) -> Iterator[None]:
     weights = model.flat.vector.clone()
     kept = [*model.buffers().values(), *model.noise_parameters()]
     copies = [tensor.detach().clone() for tensor in kept]
-    modes = {module: module.training for module in model.net.modules()}
     try:
-        with torch.random.fork_rng(devices=[]):
+        with modes_kept(model.net), torch.random.fork_rng(devices=[]):
             yield
     finally:
         with model.flat.writing() as vector:
@@ -240,7 +241,5 @@ def _left_as_it_was(model: Model) -> Iterator[None]:
         with torch.no_grad():
             for tensor, copy in zip(kept, copies, strict=True):
                 tensor.copy_(copy)
-        for module, training in modes.items():
-            module.training = training
         for parameter in (*model.net.parameters(), *model.noise_parameters()):
             parameter.grad = None

@@ -31,9 +31,10 @@ import torch
 
 from credo.errors import DataError
 from credo.model import Model
+from credo.network.batches import to_device
 from credo.tools.robust_region import RobustRegion, robust_region
 from credo.tools.spectrum import extreme_eigenvalues
-from credo.train.feed import Feed, make_feed, to_device
+from credo.train.feed import Feed, make_feed
 from credo.types import Batch
 
 

@@ -40,12 +40,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, cast
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from credo.checks import positive
 from credo.errors import DataError, UnsupportedError
@@ -58,7 +54,7 @@ from credo.tools import held_out
 from credo.tools.temperature_path import Snapshot, TemperaturePath
 from credo.tools.temperature_search import TemperatureRow, TemperatureSearch, average
 from credo.train import fit
-from credo.train.progress import Reporter
+from credo.train.progress import Bar, Reporter, progress_bar
 from credo.types import Json
 
 TAUS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
@@ -108,7 +104,8 @@ def tune_temperature(
     start = Snapshot.of(model)
     tables = []
     total = len(parts) * (epochs + further * (len(tried) - 1)) + refit * epochs
-    with _bar(progress, total) as report:
+    with progress_bar(progress and total > 0, total) as bar:
+        report = _SearchBar(bar)
         how: dict[str, Any] = {"batch_size": batch_size, "schedule": schedule, "progress": report}
         for number, split in enumerate(parts, start=1):
             start.restore(model)
@@ -239,36 +236,17 @@ def _doubts(rows: list[TemperatureRow], best: int, temperature: float | Balanced
         yield f"the best value, {chosen.name}, is the smallest that was tried: try smaller ones"
 
 
-class _Report(Reporter):
-    """Silence; the base of `_BarReport`."""
+class _SearchBar(Reporter):
+    """One bar over the epochs of all values."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._what = bar, ""
 
     def trying(self, what: str) -> None:
         """A new value begins."""
-
-
-class _BarReport(_Report):
-    """One bar over the epochs of all values."""
-
-    def __init__(self, bar: Progress, epochs: int) -> None:
-        self._bar, self._what = bar, ""
-        self._task = bar.add_task("", total=epochs)
-
-    def trying(self, what: str) -> None:
         self._what = what
-        self._bar.update(self._task, description=what)
+        self._bar.show(what)
 
     def epoch(self, record: Json) -> None:
-        text = f"{self._what} · nll {record['nll']:.4f}"
-        self._bar.update(self._task, advance=1, description=text)
-
-
-@contextmanager
-def _bar(show: bool, epochs: int) -> Iterator[_Report]:
-    if not show or not epochs:
-        yield _Report()
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield _BarReport(bar, epochs)
+        """An epoch is done."""
+        self._bar.advance(f"{self._what} · nll {record['nll']:.4f}")

@@ -1,5 +1,6 @@
 """Training: the one loop, its data, its folder."""
 
 from credo.train.loop import fit
+from credo.train.progress import Reporter
 
-__all__ = ["fit"]
+__all__ = ["Reporter", "fit"]

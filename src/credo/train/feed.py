@@ -8,18 +8,24 @@ taken as it is, and its runs resume exactly at epoch boundaries only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from credo.errors import DataError
 from credo.model import Model
-from credo.network.batches import map_inputs, unpack_batch
+from credo.network.batches import (
+    input_rows,
+    is_array,
+    named_parts,
+    training_tensors,
+    unpack_batch,
+)
+from credo.network.state import evaluating
 from credo.noise import key_to_seed
 from credo.types import Batch, Inputs
 
@@ -54,12 +60,12 @@ class TensorFeed(Feed):
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Rows in the permutation of (seed, epoch)."""
         order = permutation(self.num_data, seed, epoch).to(self.targets.device)
-        for rows in islice(order.split(self.batch_size), skip, None):
-            yield _rows(self.inputs, rows), self.targets[rows]
+        for chosen in islice(order.split(self.batch_size), skip, None):
+            yield input_rows(self.inputs, chosen), self.targets[chosen]
 
     def check(self, model: Model) -> None:
         """Finite inputs; outputs that exist; targets that the likelihood takes, all of them."""
-        for name, tensor in _named(self.inputs):
+        for name, tensor in named_parts(self.inputs).items():
             if len(tensor) != self.num_data:
                 raise DataError(
                     f"{name} has {len(tensor)} examples but the targets {self.num_data}"
@@ -71,7 +77,7 @@ class TensorFeed(Feed):
                     f"(rows {bad[:5]}{' …' if len(bad) > 5 else ''}): impute or drop them first"
                 )
         first = slice(0, min(8, self.num_data))
-        outputs = trial_outputs(model, _rows(self.inputs, first))
+        outputs = trial_outputs(model, input_rows(self.inputs, first))
         for targets in self.targets.split(4096):
             template = outputs[:1].expand(len(targets), *outputs.shape[1:])
             model.likelihood.check(template, targets)
@@ -90,8 +96,8 @@ class DatasetFeed(Feed):
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Examples in the permutation of (seed, epoch)."""
         order = permutation(self.num_data, seed, epoch)
-        for rows in islice(order.split(self.batch_size), skip, None):
-            yield unpack_batch(default_collate([self.dataset[int(row)] for row in rows]))
+        for chosen in islice(order.split(self.batch_size), skip, None):
+            yield unpack_batch(default_collate([self.dataset[int(row)] for row in chosen]))
 
     def check(self, model: Model) -> None:
         """Look at the first few examples."""
@@ -143,15 +149,17 @@ def make_feed(
             "an IterableDataset has no examples to permute: wrap it in a DataLoader and say how "
             "many there are with num_data=…"
         )
+    if is_array(data):
+        raise DataError(
+            f"the training data is one {type(data).__name__}, which may be inputs or targets: give "
+            "a tuple of both, (inputs, targets)"
+        )
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")
                                      and not isinstance(data, list | tuple | Mapping)):  # fmt: skip
         if not len(data):  # type: ignore[arg-type]
             raise DataError("the training data is empty")
         return DatasetFeed(data, len(data) if whole else batch_size)  # type: ignore[arg-type]
-    inputs, targets = unpack_batch(data)
-    like = model.flat.vector
-    inputs = _convert(inputs, like)
-    targets = _tensor(targets, like)
+    inputs, targets = training_tensors(*unpack_batch(data), model.flat.vector)
     if targets.dim() == 0 or not len(targets):
         raise DataError("the training data is empty")
     return TensorFeed(inputs, targets, len(targets) if whole else batch_size)
@@ -166,7 +174,7 @@ def permutation(n: int, seed: int, epoch: int) -> Tensor:
 def check_batch(model: Model, batch: Batch) -> None:
     """Run one batch through network and likelihood, and refuse what can't be meant."""
     inputs, targets = batch
-    for name, tensor in _named(inputs):
+    for name, tensor in named_parts(inputs).items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{name} has NaN or infinite values: impute or drop them first")
     model.likelihood.check(trial_outputs(model, inputs), targets)
@@ -174,28 +182,15 @@ def check_batch(model: Model, batch: Batch) -> None:
 
 def trial_outputs(model: Model, inputs: Inputs) -> Tensor:
     """The outputs of a forward pass that leaves no trace, with a clear error if it can't run."""
-    modes = {module: module.training for module in model.net.modules()}
-    model.net.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluating(model.net), torch.no_grad(), torch.random.fork_rng(devices=[]):
             return model.outputs(inputs)
     except (RuntimeError, TypeError, IndexError) as error:
-        shapes = {name: tuple(tensor.shape) for name, tensor in _named(inputs)}
+        shapes = {name: tuple(tensor.shape) for name, tensor in named_parts(inputs).items()}
         raise DataError(
             f"the network can't take these inputs ({shapes}): {error}. The first dimension counts "
             "examples; the others must be what the network expects."
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch where the network is."""
-    inputs, targets = batch
-    if targets.device == device:
-        return batch
-    return map_inputs(lambda x: x.to(device), inputs), targets.to(device)
 
 
 def _loader_size(loader: DataLoader[Any]) -> int:
@@ -210,38 +205,3 @@ def _loader_size(loader: DataLoader[Any]) -> int:
     if not size:
         raise DataError("the training data is empty")
     return size
-
-
-def _named(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(inputs, Tensor):
-        yield "the input", inputs
-    elif isinstance(inputs, Mapping):
-        yield from inputs.items()
-    else:
-        for index, tensor in enumerate(inputs):
-            yield f"input {index}", tensor
-
-
-def _rows(inputs: Inputs, rows: Tensor | slice) -> Inputs:
-    return map_inputs(lambda x: x[rows], inputs)
-
-
-def _convert(inputs: Any, like: Tensor) -> Inputs:
-    if isinstance(inputs, Mapping):
-        return {name: _tensor(value, like) for name, value in inputs.items()}
-    if isinstance(inputs, Sequence) and inputs and isinstance(inputs[0], Tensor | np.ndarray):
-        return tuple(_tensor(value, like) for value in inputs)
-    return _tensor(inputs, like)
-
-
-def _tensor(value: Any, like: Tensor) -> Tensor:
-    """On the network's device; floating values in its dtype, integers as int64."""
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"can't make a tensor of {type(value).__name__}: {error}") from error
-    if tensor.is_floating_point():
-        return tensor.to(like.device, like.dtype)
-    if tensor.dtype in (torch.int8, torch.int16, torch.int32, torch.uint8):
-        tensor = tensor.long()
-    return tensor.to(like.device)

@@ -21,11 +21,12 @@ from credo.families import Delta
 from credo.method import Method
 from credo.metrics import accuracy
 from credo.model import Model
+from credo.network.batches import to_device
 from credo.noise import key_to_seed
 from credo.posterior.posterior import Posterior
 from credo.schedules import ScheduleSpec, describe
 from credo.storage import under
-from credo.train.feed import Feed, make_feed, to_device
+from credo.train.feed import Feed, make_feed
 from credo.train.folder import RunFolder
 from credo.train.progress import Reporter, reporter
 from credo.train.rates import Rates

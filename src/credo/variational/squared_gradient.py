@@ -46,9 +46,9 @@ from credo.errors import UnsupportedError
 from credo.likelihoods.labels import Labels, draw_labels
 from credo.model import Model
 from credo.network import FlatParams, Selection
-from credo.network.batches import map_inputs
+from credo.network.batches import batch_rows
 from credo.network.state import ForwardState
-from credo.types import Batch, Inputs, Likelihood, Vector
+from credo.types import Batch, Likelihood, Vector
 
 Curvature: TypeAlias = Literal["fisher", "hessian", "empirical"]
 Route: TypeAlias = Literal["difference", "exact"]
@@ -98,7 +98,7 @@ class PenalisedStep:
     @property
     def penalised_batch(self) -> Batch:
         """The examples that the penalty is estimated on."""
-        return self.batch if self.rows is None else _rows(self.batch, self.rows)
+        return self.batch if self.rows is None else batch_rows(self.batch, self.rows)
 
     def gather(self, of_random: Vector, of_fixed: Vector) -> None:
         """Move the gradients that a backward pass left in the network into these vectors."""
@@ -185,7 +185,7 @@ class SquaredGradient:
         others[step.rows] = False
         likelihood, total = step.model.likelihood, 0.0
         for rows, weight in ((step.rows, extra), (others.nonzero()[:, 0], 0.0)):
-            inputs, targets = _rows(step.batch, rows)
+            inputs, targets = batch_rows(step.batch, rows)
             outputs = step.model.outputs(inputs)
             nll = likelihood.mean_nll(outputs, targets) * (len(rows) / size)
             (nll + weight * likelihood.mean_nll(outputs, labels()) if weight else nll).backward()
@@ -329,12 +329,6 @@ def _joined(gradients: tuple[Tensor | None, ...], parameters: list[torch.nn.Para
         torch.zeros_like(p).reshape(-1) if g is None else g.detach().reshape(-1)
         for g, p in zip(gradients, parameters, strict=True)
     ])  # fmt: skip
-
-
-def _rows(batch: Batch, rows: Tensor) -> Batch:
-    inputs, targets = batch
-    chosen: Inputs = map_inputs(lambda tensor: tensor[rows], inputs)
-    return chosen, targets[rows]
 
 
 def _take_noise_gradients(model: Model) -> list[Tensor | None]:

@@ -35,7 +35,6 @@ from credo.continual import (
 from credo.continual.baselines import Remembered, chosen_rows
 from credo.continual.heads import IMPOSSIBLE
 from credo.continual.streams import turned
-from credo.continual.tasks import concatenated
 from credo.data import digits
 from credo.errors import CheckpointError, DataError, UnsupportedError
 from credo.metrics.forgetting import (
@@ -45,6 +44,7 @@ from credo.metrics.forgetting import (
     forgetting_per_task,
     forward_transfer,
 )
+from credo.network.batches import joined
 from credo.train.progress import Reporter
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_a_balanced_choice_takes_what_there_is():
 
 def test_concatenation_keeps_heads_beside_their_examples():
     stream = stream_of(2)
-    (x, heads), y = concatenated([task.train_data for task in stream])
+    (x, heads), y = joined([task.train_data for task in stream])
     assert len(x) == len(y) == len(heads) == 240
     assert heads.tolist() == [0] * 120 + [1] * 120
 
