@@ -163,7 +163,7 @@ def batches(data: Any, batch_size: int = BATCH_SIZE) -> Iterator[Batch]:
     elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         for batch in DataLoader(data, batch_size, shuffle=False):
             yield unpack_batch(batch)
-    elif is_loader(data):
+    elif is_loader(data) or isinstance(data, list):
         for batch in data:
             yield unpack_batch(batch)
     else:
