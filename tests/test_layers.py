@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "credo"
 
 LAYERS = [
-    {"errors", "checks", "types", "version"},
+    {"errors", "checks", "types", "version", "display"},
     {"noise", "collectives", "storage", "workers"},
     {"network"},
     {

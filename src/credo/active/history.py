@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from credo.errors import DataError
+from credo.display import Display, Displayed
 from credo.posterior.posterior import Posterior
 from credo.types import Json
 
 
-@dataclass(frozen=True)
-class History:
+@dataclass(frozen=True, repr=False)
+class History(Displayed):
     """``indices`` into the pool in the order they were asked for, with their ``labels``.
 
     ``rounds`` has a record for each training: ``labels``, how many there were; ``asked``, the new
@@ -45,6 +46,20 @@ class History:
         at the end only.
         """
         return area(*self.curve(metric))
+
+    def _display(self) -> Display:
+        last = self.rounds[-1]["scores"] if self.rounds else {}
+        score = "".join(f", {name} {last[name]:.4g}" for name in list(last)[:1])
+        curve = "".join(f"history.curve({name!r}), " for name in list(last)[:1])
+        return Display(
+            f"History: {len(self.indices)} labels asked for in {len(self.rounds)} trainings{score}",
+            f"{curve}history.posterior.predict(x)",
+            rows=[
+                [str(r["labels"]), *(f"{r['scores'][name]:.4g}" for name in last)]
+                for r in self.rounds
+            ],
+            header=["labels", *last],
+        )
 
 
 @dataclass(frozen=True)

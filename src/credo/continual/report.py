@@ -30,6 +30,7 @@ from rich.table import Table
 from credo import storage
 from credo.continual.learner import Learner
 from credo.continual.tasks import Task
+from credo.display import Display, Displayed
 from credo.errors import CheckpointError, UnsupportedError
 from credo.metrics import accuracy, ece, nll
 from credo.metrics._inputs import FloatArray
@@ -46,8 +47,8 @@ SCORES = ("accuracy", "nll", "ece")
 REPORT = "report.json"
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Displayed):
     """``accuracy``, ``nll`` and ``ece`` (T, T), and what was there before the first task, (T,)."""
 
     learner: str
@@ -125,6 +126,20 @@ class Report:
         table.add_row("NLL at the end", *(f"{value:.3f}" for value in self.rows[-1]["nll"]))
         table.add_row("ECE at the end", *(f"{value:.3f}" for value in self.rows[-1]["ece"]))
         return table
+
+    def _display(self) -> Display:
+        done = len(self.rows)
+        known = self.rows[-1]["accuracy"][:done] if done else []
+        average = f", accuracy {sum(known) / done:.3f} on average" if done else ""
+        return Display(
+            f"Report of {self.learner}: {done} of {len(self.tasks)} tasks learned{average}",
+            "report.summary(), report.table()",
+            rows=[
+                [task, *(f"{value:.3f}" for value in row["accuracy"])]
+                for task, row in zip(self.tasks, self.rows, strict=False)
+            ],
+            header=["after", *self.tasks],
+        )
 
     def _matrix(self, score: str) -> FloatArray:
         return np.array([row[score] for row in self.rows])

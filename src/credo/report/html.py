@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from credo.display import html_table
+
 STYLE = """
   :root { color-scheme: light; }
   body { font: 16px/1.55 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2.5rem auto;
@@ -57,26 +59,12 @@ def page(
         "<body>",
         f"<h1>{escape(title)}</h1>",
         f"<p>{escape(introduction)}</p>",
-        _table(header, rows, best),
+        f'<div class="wide">{html_table(header, rows, best)}</div>',
         *(_figure(picture) for picture in pictures),
         f"<footer>{escape(footer)}</footer>",
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], best: Sequence[Sequence[bool]]
-) -> str:
-    lines = ["".join(f"<th>{escape(name)}</th>" for name in header)]
-    for cells, marks in zip(rows, best, strict=True):
-        texts = (
-            f"<b>{escape(cell)}</b>" if mark else escape(cell)
-            for cell, mark in zip(cells, marks, strict=True)
-        )
-        lines.append("".join(f"<td>{text}</td>" for text in texts))
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="wide"><table>\n{body}\n</table></div>'
 
 
 def _figure(picture: Picture) -> str:

@@ -36,6 +36,7 @@ import joblib
 
 from credo import storage
 from credo import workers as engines
+from credo.display import Display, Displayed
 from credo.errors import DataError, NonFiniteError
 from credo.sweep import table
 from credo.sweep.attempt import Outcome
@@ -48,6 +49,8 @@ from credo.types import Json
 Direction = Literal["minimize", "maximize"]
 
 SECONDS_BETWEEN_TABLES = 10.0
+SHOWN = 10
+"""The best trials that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Study:
     direction: Direction = "minimize"
 
 
-@dataclass
-class Findings:
+@dataclass(repr=False)
+class Findings(Displayed):
     """The outcomes of a sweep in the order of its trials; `best` is the one to keep."""
 
     study: Study
@@ -87,6 +90,28 @@ class Findings:
         sign = 1 if self.study.direction == "minimize" else -1
         finished = [o for o in self.outcomes if o.result is not None]
         return sorted(finished, key=lambda o: sign * value_of(self.study, o))
+
+    def _display(self) -> Display:
+        ranked, objective = self.ranked(), self.study.objective
+        best = f", best {objective} {value_of(self.study, ranked[0]):.4g}" if ranked else ""
+        failed = f", {len(self.failed)} without a result" if self.failed else ""
+        return Display(
+            f"Findings of {self.study.name!r}: {len(self.outcomes)} trials{failed}{best}",
+            'findings.best.trial["settings"], findings.ranked()',
+            rows=[
+                [
+                    str(outcome.trial["number"]),
+                    f"{value_of(self.study, outcome):.4g}",
+                    *map(_short, outcome.trial["settings"].values()),
+                ]
+                for outcome in ranked[:SHOWN]
+            ],
+            header=("trial", objective, *ranked[0].trial["settings"]) if ranked else (),
+        )
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def value_of(study: Study, outcome: Outcome) -> float:

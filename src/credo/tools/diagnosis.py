@@ -44,6 +44,7 @@ import torch
 from rich.table import Table
 from torch import Generator, Tensor
 
+from credo.display import Display, Displayed
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.families import Delta, Empirical, Family
 from credo.kl import kl, kl_monte_carlo
@@ -92,8 +93,8 @@ class Predictions:
     entropy: float | None
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Displayed):
     """A verdict, the ``reason`` for it, ``advice``, and the numbers it rests on.
 
     ``kl`` is KL(q‖prior) in nats: infinite for a point mass, None where it can't be known (a bag of
@@ -151,6 +152,14 @@ class Diagnosis:
         widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
         lines += [f"  {n:<{widths[0]}}  {v:>{widths[1]}}  {note}" for n, v, note in rows]
         return "\n".join(lines)
+
+    def _display(self) -> Display:
+        return Display(
+            f"Diagnosis: this posterior is {self.verdict}",
+            "print(diagnosis)",
+            rows=self.rows(),
+            notes=(self.reason, self.advice),
+        )
 
     def __rich__(self) -> Table:
         colour = "green" if self.verdict == "balanced" else "yellow"

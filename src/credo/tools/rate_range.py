@@ -50,6 +50,7 @@ import torch
 from matplotlib.figure import Figure
 
 from credo.checks import positive
+from credo.display import Display, Displayed
 from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
 from credo.method import Method
 from credo.model import Model
@@ -65,8 +66,8 @@ KEPT = 0.9
 FEWEST_STEPS = 20
 
 
-@dataclass(frozen=True)
-class RateRange:
+@dataclass(frozen=True, repr=False)
+class RateRange(Displayed):
     """What `lr_range_test` saw: the ``rates`` it tried and the smoothed ``losses`` after them.
 
     ``diverged``: the rate at which training came apart, None if it held to the end.
@@ -96,6 +97,19 @@ class RateRange:
     def suggestion(self) -> float:
         """A rate to train with: a tenth of `lowest`."""
         return self.lowest / 10
+
+    def _display(self) -> Display:
+        end = "held to the end" if self.diverged is None else f"diverged at {self.diverged:.2g}"
+        return Display(
+            f"RateRange: {len(self.rates)} rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}, "
+            f"suggestion {self.suggestion:.2g}, {end}",
+            "train with lr=rates.suggestion; rates.plot(path)",
+            rows=[
+                ("suggestion", f"{self.suggestion:.2g}", "a tenth of where the loss is lowest"),
+                ("lowest", f"{self.lowest:.2g}", "where the smoothed loss is lowest"),
+                ("steepest", f"{self.steepest:.2g}", "where it falls fastest"),
+            ],
+        )
 
     def plot(self, path: str | Path) -> Path:
         """Draw loss against rate, with the suggestion marked; the file's name says the format."""

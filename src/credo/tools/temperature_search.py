@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from credo.display import Display, Displayed
 from credo.posterior.posterior import Posterior
 from credo.temperature import Balanced
 
@@ -36,8 +37,8 @@ class TemperatureRow:
         return f"η = {self.eta:.3g}" if self.tau is None else f"τ = {self.tau:.3g}"
 
 
-@dataclass(frozen=True)
-class TemperatureSearch:
+@dataclass(frozen=True, repr=False)
+class TemperatureSearch(Displayed):
     """All ``rows`` from the smallest temperature up, and the ``posterior`` at the best one.
 
     ``temperature`` is the best one as a method takes it. ``cost`` is the training of the whole
@@ -60,7 +61,8 @@ class TemperatureSearch:
         """The row with the lowest NLL."""
         return self.rows[self.best_index]
 
-    def __str__(self) -> str:
+    def _table(self) -> list[list[str]]:
+        """A line of names, and one for each temperature."""
         classifies = self.best.accuracy is not None
         heads = ["τ", "η", "NLL", *(["ECE", "accuracy"] if classifies else []), "seconds", ""]
         table = [heads]
@@ -70,7 +72,17 @@ class TemperatureSearch:
             best = "← best" if index == self.best_index else ""
             numbers = [f"{math.nan if score is None else score:.4f}" for score in scores]
             table.append([tau, f"{row.eta:.3g}", *numbers, f"{row.seconds:.1f}", best])
-        widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
+        return table
+
+    def _remarks(self) -> list[str]:
+        where = f"{self.folds} folds" if self.folds else "a held-out part"
+        after = ", the posterior trained anew on all data" if self.refitted else ""
+        scored = f"Scored on {where}; cost {self.cost:.2g} trainings{after}."
+        return [scored, *(f"Warning: {doubt}." for doubt in self.doubts)]
+
+    def __str__(self) -> str:
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(
                 cell.ljust(width) if cell.startswith("←") else cell.rjust(width)
@@ -78,10 +90,18 @@ class TemperatureSearch:
             ).rstrip()
             for line in table
         ]
-        where = f"{self.folds} folds" if self.folds else "a held-out part"
-        after = ", the posterior trained anew on all data" if self.refitted else ""
-        lines.append(f"Scored on {where}; cost {self.cost:.2g} trainings{after}.")
-        return "\n".join([*lines, *(f"Warning: {doubt}." for doubt in self.doubts)])
+        return "\n".join([*lines, *self._remarks()])
+
+    def _display(self) -> Display:
+        header, *rows = self._table()
+        return Display(
+            f"TemperatureSearch: {self.best.name} is best of {len(self.rows)}, "
+            f"held-out NLL {self.best.nll:.4g}",
+            "search.posterior.predict(x); print(search) for every value",
+            rows=rows,
+            header=header,
+            notes=self._remarks(),
+        )
 
     def plot(self, path: str | Path) -> Path:
         """A picture of NLL, and for a classifier ECE and accuracy, against the temperature."""
