@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from credo.display import Display, Displayed
 from credo.errors import DataError
 from credo.likelihoods.base import missing_members
 from credo.network import FlatParams, Selection, Selector, bind, select
@@ -13,7 +15,7 @@ from credo.priors import Normal
 from credo.types import Batch, FlatDistribution, Inputs, Likelihood, Prior
 
 
-class Model:
+class Model(Displayed):
     """A network, how targets follow from its outputs, and what was believed of its weights.
 
     ``random`` chooses the weights that get a distribution: None for all but normalisation layers,
@@ -103,3 +105,29 @@ class Model:
     def noise_parameters(self) -> list[nn.Parameter]:
         """Learned parameters of the likelihood."""
         return [p for p in self.likelihood.parameters() if p.requires_grad]
+
+    def _display(self) -> Display:
+        # Counted without binding: to look at a model changes nothing.
+        trainable = [p for p in self.net.parameters() if p.requires_grad]
+        lazy = any(is_lazy(p) for p in trainable)
+        count = "lazy" if lazy else f"{sum(p.numel() for p in trainable):,} trainable"
+        net, likelihood = type(self.net).__name__, type(self.likelihood).__name__
+        return Display(
+            f"Model: {net} with {count} weights, {likelihood} likelihood, "
+            f"{type(self.prior).__name__} prior",
+            "posterior = credo.fit(model, credo.VI(), data)",
+            rows=[
+                ("network", net, f"{count} weights"),
+                ("random", _selector_words(self.selector), "the weights with a distribution"),
+                ("likelihood", likelihood, "how targets follow from outputs"),
+                ("prior", type(self.prior).__name__, "what was believed of the weights"),
+            ],
+        )
+
+
+def _selector_words(selector: Selector) -> str:
+    if selector is None:
+        return "all but normalisation layers"
+    if isinstance(selector, str):
+        return selector
+    return "by a function" if callable(selector) else ", ".join(selector)

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from credo.errors import DataError
 from credo.display import Display, Displayed
+from credo.errors import DataError
 from credo.posterior.posterior import Posterior
 from credo.types import Json
 

@@ -11,6 +11,7 @@ from typing import Never
 import torch
 from torch import Tensor
 
+from credo.display import Display
 from credo.errors import DataError
 from credo.likelihoods import Bernoulli, Categorical, Gaussian
 from credo.likelihoods.base import match_shape
@@ -49,8 +50,11 @@ class ClosedForm(Predictive):
         """Refused: there are no samples."""
         self._refuse("outputs")
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={tuple(self._gaussian.mean.shape)})"
+    def _display(self) -> Display:
+        shape, kind = tuple(self._gaussian.mean.shape), self.likelihood.kind
+        return Display(
+            f"{type(self).__name__}: {kind} by a formula, shape={shape}", f"pred.{self._offers}"
+        )
 
     _gaussian: OutputGaussian
 

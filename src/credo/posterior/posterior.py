@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from credo import likelihoods, priors, storage
+from credo.display import Display, Displayed
 from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import FAMILIES, Delta, Family, unpack
 from credo.model import Model
@@ -41,7 +42,7 @@ At: TypeAlias = Literal["samples", "mean", "linearised"]
 WAYS: tuple[At, ...] = get_args(At)
 
 
-class Posterior:
+class Posterior(Displayed):
     """A model with a distribution over its weights.
 
     ``mean`` is the flat mean (P,); ``sample(n)`` flat draws (n, P); ``predict(x)`` a `Predictive`.
@@ -187,6 +188,28 @@ class Posterior:
             "deterministic": [[s.name, list(s.shape)] for s in fixed.segments],
         }
         storage.write_tensors(Path(path), tensors, meta)
+
+    def _display(self) -> Display:
+        model, last = self.model, self.history[-1] if self.history else {}
+        net, likelihood = type(model.net).__name__, type(model.likelihood).__name__
+        family = type(self.q).__name__
+        return Display(
+            f"{type(self).__name__}: {family} over {self.q.size:,} weights of {net}, "
+            f"{likelihood} likelihood",
+            'pred = posterior.predict(x); posterior.save("p.safetensors")',
+            rows=[
+                ("distribution", family, f"over {self.q.size:,} weights of {net}"),
+                ("points", f"{self.point.numel():,}", "other weights, without a distribution"),
+                ("likelihood", likelihood, "how targets follow from outputs"),
+                ("prior", type(model.prior).__name__, "what was believed of the weights"),
+                ("predicts by", self.predicts, "unless predict(at=…) says otherwise"),
+                *(
+                    (name, f"{last[name]:.4g}", "in the last epoch")
+                    for name in last
+                    if isinstance(last[name], int | float)
+                ),
+            ],
+        )
 
     def _predict(
         self,

@@ -11,6 +11,7 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
+from credo.display import Display, Displayed
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods import Classification, Regression
 from credo.types import Likelihood
@@ -22,6 +23,12 @@ _OFFERS = {
     "and log_prob(y)",
     "loss": "mean and epistemic_std of the outputs, and log_prob(y)",
 }
+_NEXT = {
+    "classification": "pred.probs, pred.entropy, pred.mutual_information, pred.log_prob(y)",
+    "regression": "pred.mean, pred.std, pred.interval(0.9), pred.log_prob(y)",
+    "loss": "pred.mean, pred.epistemic_std",
+}
+"""What is asked for most, of each kind."""
 
 
 class PredictiveError(UnsupportedError, AttributeError):
@@ -77,7 +84,7 @@ class Moments:
         )
 
 
-class Predictive:
+class Predictive(Displayed):
     """p(y | x) ≈ (1/S) Σ_s p(y | f_s(x)): a mixture with one component per sampled network.
 
     ``outputs`` (S, B, ...) has the samples first, ``likelihood`` is p(y | f). Shapes below leave
@@ -288,9 +295,13 @@ class Predictive:
     def __setattr__(self, name: str, value: Any) -> Never:
         raise AttributeError(f"A Predictive does not change: {name} can't be set.")
 
-    def __repr__(self) -> str:
-        shape = tuple(self._moments.centre.shape)
-        return f"Predictive({self.likelihood.kind}, samples={self.samples}, shape={shape})"
+    def _display(self) -> Display:
+        shape, kind = tuple(self._moments.centre.shape), self.likelihood.kind
+        return Display(
+            f"{type(self).__name__}: {kind}, samples={self.samples}, shape={shape}",
+            _NEXT[kind],
+            notes=(f"It has outputs, samples, {_OFFERS[kind]}.",),
+        )
 
     @classmethod
     def _from_moments(cls, moments: Moments, likelihood: Likelihood) -> Predictive:

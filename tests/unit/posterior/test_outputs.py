@@ -106,7 +106,7 @@ def test_probit_has_what_follows_from_probabilities_and_no_more(x: Tensor) -> No
         pred.interval()
     with pytest.raises(DataError, match="Label 5"):
         pred.log_prob(torch.full((9,), 5))
-    assert repr(pred) == "ProbitPredictive(shape=(9, 2))"
+    assert "ProbitPredictive: classification by a formula, shape=(9, 2)" in repr(pred)
 
 
 def test_bernoulli_probit_keeps_the_shape_of_the_outputs(x: Tensor) -> None:
