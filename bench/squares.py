@@ -30,8 +30,8 @@ from bench.suites import (
 )
 from bench.timing import Contestants, Row, interleave
 from credo import noise
+from credo.autodiff import layer_squares
 from credo.autodiff.squares import Squares
-from credo.autodiff.squares_routes import Convolution
 from credo.network import FlatParams, bind, select
 
 NUM_DATA = 60_000
@@ -140,7 +140,7 @@ def forced(step: Callable[[], None], route: str) -> Callable[[], None]:
     """The step with one convolution route for all layers."""
 
     def run() -> None:
-        with mock.patch.object(Convolution, "_examples", getattr(Convolution, route)):
+        with mock.patch.object(layer_squares, "filter_gradients", getattr(layer_squares, route)):
             step()
 
     return run
@@ -161,8 +161,8 @@ def routes(net: str) -> list[Row]:
     }
     if net != "mlp":
         by_windows, by_groups = harvested(make(), x, y), harvested(make(), x, y)
-        contestants["credo, windows only"] = forced(by_windows, "_by_windows")
-        contestants["credo, groups only"] = forced(by_groups, "_by_groups")
+        contestants["credo, windows only"] = forced(by_windows, "by_windows")
+        contestants["credo, groups only"] = forced(by_groups, "by_groups")
     builders = {"vmap": lambda: vmapped(make(), x, y)}
     for name, find in rivals.SQUARES.items():
         builders[name] = partial(from_rival, find, make(), x, y)

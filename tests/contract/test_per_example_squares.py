@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from credo.autodiff import squares_sinks as square_sinks
+from credo.autodiff import layer_calls
 from credo.autodiff.squares import Squares
 from credo.errors import DataError, UnsupportedError
 from credo.network import FlatParams, Selection, bind, select
@@ -361,7 +361,7 @@ def test_squares_are_those_of_a_loop_and_gradients_are_as_ever(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_squares_do_not_depend_on_the_chunks(name, monkeypatch):
     case = Case(name)
-    monkeypatch.setattr(square_sinks, "CHUNK_NUMBERS", 1)
+    monkeypatch.setattr(layer_calls, "CHUNK_NUMBERS", 1)
     case.harvest()
     assert_close(case.found(), case.looped())
 

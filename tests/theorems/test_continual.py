@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import credo
-from credo.autodiff.jacobian_blocks import DiagonalFactors, KronFactors
+from credo.autodiff.layer_jacobians import DiagonalFactors, KronFactors
 from credo.autodiff.loss import Loss
 from credo.continual import (
     EWC,

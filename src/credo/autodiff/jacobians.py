@@ -43,33 +43,36 @@ each example runs alone, and a warning names those parameters once per network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from credo.autodiff.jacobian_blocks import (
+from credo.autodiff.layer_calls import LayerCall, NetworkCall, Watch, Watched, chunks, example_dims
+from credo.autodiff.layer_jacobians import (
     Block,
     Cotangents,
     DiagonalFactors,
     KronCovariance,
     KronFactors,
-    chunks,
+    MatrixBlock,
+    MatrixTap,
+    Role,
+    SlowBlock,
+    SlowRows,
+    Tap,
     gram,
+    layer_gram,
+    one_dense_layer,
+    tap_of,
 )
-from credo.autodiff.jacobian_calls import (
-    Taps,
-    arguments,
-    check_outputs,
-    frozen,
-    refuse_batch_statistics,
-    tell,
-)
-from credo.autodiff.jacobian_grams import layer_gram, one_dense_layer
-from credo.autodiff.jacobian_layers import Tap
-from credo.autodiff.squares_replay import Recorded, example_dims
-from credo.errors import DataError
+from credo.errors import DataError, UnsupportedError
 from credo.network.flat import FlatParams
 from credo.network.selection import Selection
 from credo.types import Inputs, Vector
@@ -96,19 +99,20 @@ class Jacobians:
         normalisation has to be in eval mode.
         """
         flat.check()
-        refuse_batch_statistics(net)
-        args, kwargs = arguments(inputs)
-        call = Recorded(net, args, kwargs)
-        taps = Taps(flat, selection)
+        _refuse_batch_statistics(net)
+        args, kwargs = _arguments(inputs)
+        call = NetworkCall(net, args, kwargs)
+        recorder = TapRecorder(flat, selection)
         others = [s for s in flat.segments if s not in set(selection.segments)]
-        with torch.enable_grad(), frozen([flat.parameter_at[s.start] for s in others]):
-            dims = example_dims(call, net, taps.sinks)
-            outputs = taps.watch(lambda: net(*args, **kwargs), dims, call.examples)
-        check_outputs(outputs, call)
-        slow = taps.settle(outputs)
-        tell(net, slow)
+        with torch.enable_grad(), _frozen([flat.parameter_at[s.start] for s in others]):
+            dims = example_dims(call, net, recorder.watched)
+            outputs = recorder.watch(lambda: net(*args, **kwargs), dims, call.examples)
+        _check_outputs(outputs, call)
+        slow = recorder.settle(outputs)
+        _tell(net, slow)
         call.keep([outputs] if outputs.requires_grad else [])
-        return cls(outputs, taps.taps, list(taps.blocks(selection, call, slow)), selection.size)
+        blocks = list(recorder.blocks(selection, call, slow))
+        return cls(outputs, recorder.taps, blocks, selection.size)
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -211,8 +215,8 @@ class Jacobians:
         cotangents = self._basis if directions is None else self._cotangents(directions)
         total = self.outputs.new_zeros(())
         for blocks, group in aligned(self._blocks, tiles):
-            found = blocks[0].kron_covariance(cotangents, group) if len(blocks) == 1 else None
-            total = total + (self._tiled(cotangents, blocks, group) if found is None else found)
+            part = blocks[0].kron_covariance(cotangents, group) if len(blocks) == 1 else None
+            total = total + (self._tiled(cotangents, blocks, group) if part is None else part)
         return total
 
     def times(self, columns: Tensor, directions: Tensor | None = None) -> Tensor:
@@ -239,14 +243,14 @@ class Jacobians:
         not know every operation.
         """
         roots = self._checked(roots)
-        found: list[Sequence[Tensor | None]] = []
+        by_root: list[Sequence[Tensor | None]] = []
         edges = [tap.edge for tap in self._taps]
         for root in roots if edges else ():
-            found.append(
+            by_root.append(
                 torch.autograd.grad(self._graph, edges, root, retain_graph=True, allow_unused=True)
             )
         at = {}
-        for tap, grads in zip(self._taps, zip(*found, strict=True), strict=True):
+        for tap, grads in zip(self._taps, zip(*by_root, strict=True), strict=True):
             given = [g if g is not None else roots.new_zeros(tap.shape) for g in grads]
             at[tap] = torch.stack(given) if len(given) > 1 else given[0].unsqueeze(0)
         return Cotangents(roots, at)
@@ -298,3 +302,160 @@ def aligned(
         if behind == 0:
             yield group, given
             group, given = [], []
+
+
+# --- the forward pass -----------------------------------------------------------------------------
+
+_TOLD: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""The parameters that each network's user was warned of."""
+
+
+class TapRecorder:
+    """An observer (`credo.autodiff.layer_calls.Observer`) that taps every layer's call."""
+
+    def __init__(self, flat: FlatParams, selection: Selection) -> None:
+        selected = [(s, flat.parameter_at[s.start]) for s in selection.segments]
+        self.watched = {id(p): Watched(s, p) for s, p in selected}
+        self.taps: list[Tap] = []
+        self._roles: defaultdict[Watched, list[Role]] = defaultdict(list)
+        self._dims: Mapping[Watched, int | None] = {}
+        self._examples: int | None = None
+
+    def watch(
+        self, forward: Callable[[], Any], dims: Mapping[Watched, int | None], examples: int | None
+    ) -> Any:
+        """Run ``forward`` and note its calls; ``dims`` says where each parameter sees examples."""
+        self._dims, self._examples = dims, examples
+        with Watch(self):
+            return forward()
+
+    def settle(self, outputs: Tensor) -> list[Watched]:
+        """The parameters that have to be replayed: also those that reached the outputs unseen."""
+        if not outputs.requires_grad:
+            self.taps.clear()
+            self._roles.clear()
+        unseen = [
+            watched
+            for watched in self.watched.values()
+            if watched.excluded is None and watched not in self._roles
+        ]
+        if unseen and outputs.requires_grad:
+            grads = torch.autograd.grad(
+                outputs.sum(), [s.parameter for s in unseen], retain_graph=True, allow_unused=True
+            )
+            for watched, grad in zip(unseen, grads, strict=True):
+                if grad is not None:
+                    watched.excluded = "used where calls can't be seen"
+        return [watched for watched in self.watched.values() if watched.excluded is not None]
+
+    def blocks(
+        self, selection: Selection, call: NetworkCall, slow: list[Watched]
+    ) -> Iterator[Block]:
+        """One for each segment, in order."""
+        places, slow_rows = selection.slices(), SlowRows(call, slow)
+        for watched in self.watched.values():
+            place, parts = places[watched.segment.name], self._roles[watched]
+            if watched.excluded is not None:
+                yield SlowBlock(watched, place, slow_rows)
+            elif len(parts) == 1 and _is_whole_matrix(parts[0], watched):
+                matrix = parts[0].tap
+                assert isinstance(matrix, MatrixTap)
+                yield MatrixBlock(watched, place, parts[0], matrix)
+            else:
+                yield Block(watched, place, parts)
+
+    # What the mode asks.
+
+    def is_idle(self) -> bool:
+        """Where no gradient is asked for."""
+        return not torch.is_grad_enabled()
+
+    def answer(self, call: LayerCall) -> Tensor:
+        """Note the call; it is answered as the layer would."""
+        layer, output = call.layer, call.plain()
+        for part in layer.parts:
+            dim = self._dims.get(part.watched, layer.example_dim)
+            if dim is None or not layer.allows(dim, call.inputs):
+                self.exclude(
+                    part.watched, "used with another number of rows than there are examples"
+                )
+            elif call.inputs.shape[dim] != self._examples:
+                self.exclude(part.watched, f"used with {call.inputs.shape[dim]} rows")
+            else:
+                layer.example_dim = dim
+        if not output.requires_grad or all(p.watched.excluded is not None for p in layer.parts):
+            return output
+        noted = tap_of(call, output)
+        self.taps.append(noted)
+        for part in layer.parts:
+            self._roles[part.watched].append(Role(noted, part.rows, part is layer.bias))
+        return output
+
+    def exclude(self, watched: Watched, reason: str) -> None:
+        """This parameter is used in a way that no layer explains."""
+        watched.excluded = watched.excluded or reason
+
+
+def _is_whole_matrix(part: Role, watched: Watched) -> bool:
+    whole = len(part.rows) == len(watched.parameter)
+    return isinstance(part.tap, MatrixTap) and whole and not part.is_bias
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """With which the network is called."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+
+
+@contextmanager
+def _frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Without gradients for parameters that nobody asked about: what precedes needs no graph."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def _refuse_batch_statistics(net: nn.Module) -> None:
+    """Raise `UnsupportedError` where batch normalisation would mix the examples."""
+    for name, module in net.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            module.training or module.running_mean is None
+        ):
+            raise UnsupportedError(
+                f"{name or 'the network'} normalises with the statistics of the batch, so no "
+                "example has outputs, or a Jacobian, of its own. Call net.eval(), or use GroupNorm."
+            )
+
+
+def _check_outputs(outputs: Any, call: NetworkCall) -> None:
+    """Raise `DataError` unless they are a tensor with the examples first."""
+    if not isinstance(outputs, Tensor):
+        raise DataError(
+            f"the network returned {type(outputs).__name__}, not a tensor; wrap it in a module "
+            "whose forward returns the outputs that the likelihood needs"
+        )
+    if outputs.dim() == 0 or len(outputs) != call.examples:
+        raise DataError(
+            f"outputs of shape {tuple(outputs.shape)} don't have the {call.examples} examples of "
+            "the inputs along their first dimension"
+        )
+
+
+def _tell(net: nn.Module, slow: Sequence[Watched]) -> None:
+    """Warn, once per network, of parameters that have to be replayed."""
+    told = _TOLD.setdefault(net, set())
+    new = [watched for watched in slow if watched.segment.name not in told]
+    if new:
+        told.update(watched.segment.name for watched in new)
+        listed = "; ".join(f"{watched.segment.name}: {watched.excluded}" for watched in new)
+        warnings.warn(
+            "Jacobians of these parameters are found by running each example alone through the "
+            f"network, which is slow: {listed}.",
+            UserWarning,
+            stacklevel=3,
+        )

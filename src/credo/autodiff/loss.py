@@ -14,18 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from credo.autodiff import per_example
 from credo.errors import DataError, UnsupportedError
 from credo.network import Selection
 from credo.types import Batch, Likelihood, Vector
 
 _PRODUCTS = 256
 """How many Hessian products are taken at once."""
+
+_MAX_NUMBERS = 2**24
+"""How many gradient entries of single examples are held at once: 64 MB in float32."""
+
+ExampleLoss: TypeAlias = Callable[..., Tensor]
+"""θ (P,) and one example's tensors, without a batch dimension → that example's loss, 0-dim."""
 
 
 class ModelLike(Protocol):
@@ -53,7 +58,7 @@ class Loss:
 
     examples: Callable[[Vector], Tensor]
     weight: float = 1.0
-    one: per_example.ExampleLoss | None = None
+    one: ExampleLoss | None = None
     data: tuple[Tensor, ...] = field(default=(), repr=False)
     outputs: Callable[[Vector], Tensor] | None = None
     likelihood: Likelihood | None = None
@@ -64,9 +69,7 @@ class Loss:
         return cls(lambda theta: function(theta).reshape(1))
 
     @classmethod
-    def over_examples(
-        cls, one: per_example.ExampleLoss, data: tuple[Tensor, ...], weight: float = 1.0
-    ) -> Self:
+    def over_examples(cls, one: ExampleLoss, data: tuple[Tensor, ...], weight: float = 1.0) -> Self:
         """w·Σ_i one(θ, x_i, y_i, …), of tensors whose first dimension counts the examples.
 
         >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 1.0])
@@ -132,8 +135,8 @@ class Loss:
     def hessian(self, theta: Vector) -> Tensor:
         """∇²ℓ(θ), (P, P), by reverse over reverse mode."""
         # torch's forward mode compiles its rules by torch.jit, which warns that it is going away.
-        found: Tensor = torch.func.jacrev(torch.func.grad(self.value))(theta.detach())
-        return found
+        hessian: Tensor = torch.func.jacrev(torch.func.grad(self.value))(theta.detach())
+        return hessian
 
     def hessian_product(self, theta: Vector, vector: Vector) -> tuple[Vector, Vector]:
         """∇ℓ(θ) and ∇²ℓ(θ)v, both (P,), by one double backward pass."""
@@ -148,16 +151,22 @@ class Loss:
         """The diagonal of ∇²ℓ(θ), (P,), by P Hessian products: exact, and for small P only."""
         product = torch.func.vjp(torch.func.grad(self.value), theta.detach())[1]
         basis = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
-        found: Vector = torch.func.vmap(lambda v: product(v)[0] @ v, chunk_size=_PRODUCTS)(basis)
-        return found
+        diagonal: Vector = torch.func.vmap(lambda v: product(v)[0] @ v, chunk_size=_PRODUCTS)(basis)
+        return diagonal
 
     def example_gradients(self, theta: Vector) -> Tensor:
         """∇ℓ_i(θ) of every example, unweighted, (B, P)."""
-        return per_example.gradients(self._one(), theta.detach(), self.data)
+        return self._gradients(theta.detach(), self.data)
 
     def example_squares(self, theta: Vector) -> tuple[Vector, Vector]:
-        """∇ℓ(θ) and w·Σ_i ∇ℓ_i∘∇ℓ_i, both (P,)."""
-        total, squared = per_example.squares(self._one(), theta.detach(), self.data)
+        """∇ℓ(θ) and w·Σ_i ∇ℓ_i∘∇ℓ_i, both (P,), in bounded memory."""
+        theta = theta.detach()
+        total, squared = torch.zeros_like(theta), torch.zeros_like(theta)
+        chunk = max(1, _MAX_NUMBERS // theta.numel())
+        for parts in zip(*(tensor.split(chunk) for tensor in self.data), strict=True):
+            gradients = self._gradients(theta, parts)
+            total += gradients.sum(0)
+            squared += gradients.square().sum(0)
         return self.weight * total, self.weight * squared
 
     def gauss_newton(self, theta: Vector) -> Tensor:
@@ -175,13 +184,16 @@ class Loss:
                 f"Gauss–Newton here takes outputs (B, C), got shape {tuple(outputs.shape)}"
             )
         jacobian = torch.func.jacrev(self.outputs)(theta).flatten(1, -2)
-        found: Tensor = self.weight * torch.einsum("bcp,bcd,bdq->pq", jacobian, inner, jacobian)
-        return found
+        matrix: Tensor = self.weight * torch.einsum("bcp,bcd,bdq->pq", jacobian, inner, jacobian)
+        return matrix
 
-    def _one(self) -> per_example.ExampleLoss:
+    def _gradients(self, theta: Vector, examples: tuple[Tensor, ...]) -> Tensor:
+        """∇ℓ_i(θ) of these examples, (B, P), without a loop over them."""
         if self.one is None:
             raise DataError(
                 "per-example gradients need a loss that is a sum over examples: build it by "
                 "Loss.over_examples or Loss.of_model"
             )
-        return self.one
+        gradient = torch.func.grad(self.one)
+        in_dims = (None, *(0 for _ in examples))
+        return torch.func.vmap(gradient, in_dims, randomness="different")(theta, *examples)

@@ -91,16 +91,16 @@ def kinks(outputs: Tensor) -> dict[str, int]:
     >>> kinks(torch.relu(torch.ones(1, requires_grad=True)) + 1)
     {'ReLU': 1}
     """
-    found = Counter(_KINKED[node.name()] for node in graph(outputs) if _has_kink(node))
-    return dict(found)
+    counts = Counter(_KINKED[node.name()] for node in graph(outputs) if _has_kink(node))
+    return dict(counts)
 
 
 def refuse_kinks(outputs: Tensor, who: str) -> None:
     """Raise `UnsupportedError`, with the remedy, if the network is not smooth."""
-    found = kinks(outputs)
-    if not found:
+    counts = kinks(outputs)
+    if not counts:
         return
-    listed = ", ".join(f"{name} ({count}×)" for name, count in found.items())
+    listed = ", ".join(f"{name} ({count}×)" for name, count in counts.items())
     raise UnsupportedError(
         f"{who} differentiates the gradient, but the network has {listed}: piecewise linear, so "
         "that the second derivative is a spike at the kink which no example meets, and the "

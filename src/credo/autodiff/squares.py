@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -50,13 +50,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from credo.autodiff.seam import tensors_in
-from credo.autodiff.squares_calls import Use, Watch
-from credo.autodiff.squares_replay import Recorded, example_dims, replay
-from credo.autodiff.squares_routes import Node
-from credo.autodiff.squares_sinks import Sink
+from credo.autodiff.layer_calls import (
+    LayerCall,
+    NetworkCall,
+    Watch,
+    Watched,
+    example_dims,
+    tensors_in,
+)
+from credo.autodiff.layer_squares import Accumulator, SquaringNode, accumulator
 from credo.errors import DataError, UnsupportedError
 from credo.network.selection import Selection
+from credo.network.state import buffers_kept
 from credo.types import Vector
 
 
@@ -104,19 +109,19 @@ class Squares:
         dtype = torch.float32 if half else flat.vector.dtype
         self._total = torch.zeros(selection.size, dtype=dtype, device=flat.vector.device)
         places = selection.slices()
-        self._by_id: dict[int, Sink] = {}
+        self._by_id: dict[int, Accumulator] = {}
         for segment in selection.segments:
             parameter = flat.parameter_at[segment.start]
             view = self._total[places[segment.name]].view(segment.shape or (1,))
-            self._by_id[id(parameter)] = Sink(segment, parameter, view)
+            self._by_id[id(parameter)] = Accumulator(segment, parameter, view)
         self._count = 0
         self._armed = self._replaying = self._surveyed = False
         self._depth = 0
-        self._call: Recorded | None = None
-        self._told: set[Sink] = set()
-        self._grads_before: dict[Sink, tuple[int, int] | None] = {}
+        self._call: NetworkCall | None = None
+        self._told: set[Accumulator] = set()
+        self._grads_before: dict[Accumulator, tuple[int, int] | None] = {}
         self._pass_examples: int | None = None
-        self._pass_calls: defaultdict[Recorded, dict[int, Tensor]] = defaultdict(dict)
+        self._pass_calls: defaultdict[NetworkCall, dict[int, Tensor]] = defaultdict(dict)
 
     @property
     def count(self) -> int:
@@ -126,8 +131,8 @@ class Squares:
     def reset(self) -> None:
         """Discard what was harvested: after a step, or when a GradScaler found infinities."""
         self._count = 0
-        for sink in self._by_id.values():
-            sink.fresh = True
+        for watched in self._by_id.values():
+            watched.fresh = True
 
     def sum(self, out: Vector, grad_scale: float = 1.0) -> Vector:
         """Σ_i g_i∘g_i in the selection's order, into ``out`` (P,).
@@ -147,10 +152,10 @@ class Squares:
         return self._scaled(grad_scale**-2 / self._count, out)
 
     def _scaled(self, factor: float, out: Vector) -> Vector:
-        for sink in self._by_id.values():
-            if sink.fresh:
-                sink.squares.zero_()
-                sink.fresh = False
+        for watched in self._by_id.values():
+            if watched.fresh:
+                watched.squares.zero_()
+                watched.fresh = False
         return torch.mul(self._total, factor, out=out)
 
     @contextmanager
@@ -164,9 +169,9 @@ class Squares:
             raise UnsupportedError("these squares are armed already: leave the first block")
         self._flat.check()
         self._depth, self._call = 0, None
-        for sink in self._by_id.values():
-            sink.arm()
-            self._grads_before[sink] = _grad_state(sink)
+        for watched in self._by_id.values():
+            watched.arm()
+            self._grads_before[watched] = _grad_state(watched)
         handles: list[RemovableHandle] = []
         try:
             module = self._flat.module
@@ -181,13 +186,13 @@ class Squares:
                 handle.remove()
             self._call = None
             self._drop_open_pass()
-            for sink in self._by_id.values():
-                sink.arm()
+            for watched in self._by_id.values():
+                watched.arm()
 
-    # What the mode asks (`credo.autodiff.squares_calls.Observer`).
+    # What the mode asks (`credo.autodiff.layer_calls.Observer`).
 
     @property
-    def sinks(self) -> Mapping[int, Sink]:
+    def watched(self) -> Mapping[int, Accumulator]:
         """By the parameter's ``id``."""
         return self._by_id
 
@@ -195,32 +200,33 @@ class Squares:
         """While single examples run, in backward passes, and where no gradient is asked for."""
         return self._replaying or not torch.is_grad_enabled() or _in_backward()
 
-    def use(self, use: Use) -> Tensor:
+    def answer(self, call: LayerCall) -> Tensor:
         """Put a node into the graph, unless a parameter of the call has to be replayed."""
-        rule, parts = use.rule, use.rule.parts
+        layer, parts = call.layer, call.layer.parts
         self._drop_open_pass()
-        known = [p.sink.example_dim for p in parts if p.sink.example_dim is not None]
-        rule.example_dim = known[0] if known else rule.example_dim
+        known = [p.watched.example_dim for p in parts if p.watched.example_dim is not None]
+        layer.example_dim = known[0] if known else layer.example_dim
         for part in parts:
-            reason = self._why_not(use, part.sink)
+            reason = self._why_not(call, part.watched)
             if reason is not None:
-                self.outside(part.sink, reason)
+                self.exclude(part.watched, reason)
             else:
-                part.sink.meet(part.rows)
-        if all(part.sink.outside is not None for part in parts):
-            return use.plain()
-        return Node.apply(rule, use.inputs, use.weight, use.bias)  # type: ignore[no-untyped-call]
+                accumulator(part).note_use(part.rows)
+        if all(part.watched.excluded is not None for part in parts):
+            return call.plain()
+        apply: Callable[..., Tensor] = SquaringNode.apply
+        return apply(self, layer, call.inputs, call.weight, call.bias)
 
-    def outside(self, sink: Sink, reason: str) -> None:
+    def exclude(self, watched: Watched, reason: str) -> None:
         """From now on this parameter's gradients come from running each example alone."""
         if self._depth == 0:
             raise UnsupportedError(
-                f"{sink.segment.name} is {reason}, outside the network's own call, where no "
+                f"{watched.segment.name} is {reason}, outside the network's own call, where no "
                 "per-example gradient can be found. If this is a penalty, leave it to the prior; "
                 "if a diagnostic, wrap it in torch.no_grad(); otherwise do it in forward()."
             )
-        sink.met = True
-        sink.outside = sink.outside or reason
+        self._by_id[id(watched.parameter)].used = True
+        watched.excluded = watched.excluded or reason
 
     def begin(self, examples: int) -> float | None:
         """A backward pass reached a node: what its squares are multiplied by."""
@@ -237,33 +243,33 @@ class Squares:
             )
         return float(examples**2) if self._reduction == "mean" else 1.0
 
-    def _why_not(self, use: Use, sink: Sink) -> str | None:
-        """Why this use can't be squared by its rule."""
-        if sink.outside is not None:
-            return sink.outside
-        dim = use.rule.example_dim
-        if sink.example_dim not in (None, dim) or not use.rule.allows(dim, use.inputs):
+    def _why_not(self, call: LayerCall, watched: Watched) -> str | None:
+        """Why this call's layer can't be squared here."""
+        if watched.excluded is not None:
+            return watched.excluded
+        dim = call.layer.example_dim
+        if watched.example_dim not in (None, dim) or not call.layer.allows(dim, call.inputs):
             return f"used where dimension {dim} holds the examples"
         known = None if self._call is None else self._call.examples
-        if known is not None and use.inputs.shape[dim] != known:
-            return f"used with {use.inputs.shape[dim]} rows for {known} examples"
+        if known is not None and call.inputs.shape[dim] != known:
+            return f"used with {call.inputs.shape[dim]} rows for {known} examples"
         return None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth += 1
         if self._depth > 1 or self._replaying or not torch.is_grad_enabled():
             return
-        self._call = Recorded(module, args, kwargs)
+        self._call = NetworkCall(module, args, kwargs)
         if not self._surveyed and self._call.examples:
             self._replaying = self._surveyed = True
             try:
-                found = example_dims(self._call, module, self._by_id)
+                dims = example_dims(self._call, module, self._by_id)
             finally:
                 self._replaying = False
-            for sink, dim in found.items():
-                sink.example_dim = dim
+            for watched, dim in dims.items():
+                watched.example_dim = dim
                 if dim is None:
-                    sink.outside = "used with another number of rows than there are examples"
+                    watched.excluded = "used with another number of rows than there are examples"
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
         self._depth -= 1
@@ -271,7 +277,7 @@ class Squares:
         if self._depth or self._replaying or call is None:
             return
         self._call = None
-        slow = [sink for sink in self._by_id.values() if sink.outside is not None]
+        slow = [watched for watched in self._by_id.values() if watched.excluded is not None]
         if not slow or result is None:
             return
         self._tell(slow)
@@ -280,11 +286,11 @@ class Squares:
         for place, output in enumerate(outputs):
             output.register_hook(partial(self._reached, call, place))
 
-    def _tell(self, slow: list[Sink]) -> None:
-        new = [sink for sink in slow if sink not in self._told]
+    def _tell(self, slow: list[Accumulator]) -> None:
+        new = [watched for watched in slow if watched not in self._told]
         if new:
             self._told.update(new)
-            listed = "; ".join(f"{sink.segment.name}: {sink.outside}" for sink in new)
+            listed = "; ".join(f"{watched.segment.name}: {watched.excluded}" for watched in new)
             warnings.warn(
                 "per-example gradients of these parameters are found by running each example alone "
                 f"through the network, which is slow: {listed}.",
@@ -292,7 +298,7 @@ class Squares:
                 stacklevel=2,
             )
 
-    def _reached(self, call: Recorded, place: int, grad: Tensor) -> None:
+    def _reached(self, call: NetworkCall, place: int, grad: Tensor) -> None:
         """A backward pass has the gradient of an output of a recorded call."""
         if not self._armed:
             return
@@ -310,29 +316,29 @@ class Squares:
         if not self._armed or self._pass_examples is None:
             return
         factor = self.begin(self._pass_examples) or 1.0
-        for sink in self._by_id.values():
-            if sink.outside is None:
-                sink.finish(self._pass_examples, factor)
-        slow = [sink for sink in self._by_id.values() if sink.outside is not None]
+        for watched in self._by_id.values():
+            if watched.excluded is None:
+                watched.finish(self._pass_examples, factor)
+        slow = [watched for watched in self._by_id.values() if watched.excluded is not None]
         if slow and self._pass_calls:
             self._replaying = True
             try:
-                replay(self._pass_calls, self._flat.module, slow, factor)
+                _replay(self._pass_calls, self._flat.module, slow, factor)
             finally:
                 self._replaying = False
-        self._check_all_met()
+        self._check_all_used()
         self._count += self._pass_examples
         self._close_pass()
 
-    def _check_all_met(self) -> None:
+    def _check_all_used(self) -> None:
         """Refuse a parameter that got a gradient by a way that was not seen."""
-        for sink in self._by_id.values():
-            now = _grad_state(sink)
-            if not sink.met and now is not None and now != self._grads_before[sink]:
+        for watched in self._by_id.values():
+            now = _grad_state(watched)
+            if not watched.used and now is not None and now != self._grads_before[watched]:
                 raise UnsupportedError(
-                    f"{sink.segment.name} got a gradient, but no use of it was seen while armed: "
-                    "it was used before arming, in compiled or scripted code, or under re-entrant "
-                    "checkpointing. Run the plain forward pass inside armed()."
+                    f"{watched.segment.name} got a gradient, but no use of it was seen while "
+                    "armed: it was used before arming, in compiled or scripted code, or under "
+                    "re-entrant checkpointing. Run the plain forward pass inside armed()."
                 )
 
     def _drop_open_pass(self) -> None:
@@ -344,8 +350,8 @@ class Squares:
     def _close_pass(self) -> None:
         self._pass_examples = None
         self._pass_calls.clear()
-        for sink in self._by_id.values():
-            sink.end_pass()
+        for watched in self._by_id.values():
+            watched.end_pass()
 
 
 def _in_backward() -> bool:
@@ -353,6 +359,35 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _grad_state(sink: Sink) -> tuple[int, int] | None:
-    grad = sink.parameter.grad
+def _grad_state(watched: Accumulator) -> tuple[int, int] | None:
+    grad = watched.parameter.grad
     return None if grad is None else (id(grad), grad._version)
+
+
+def _replay(
+    calls: Mapping[NetworkCall, Mapping[int, Tensor]],
+    module: nn.Module,
+    slow: Sequence[Accumulator],
+    factor: float,
+) -> None:
+    """Add the squares of the gradients of single examples, each summed over the calls.
+
+    ``calls`` holds the gradients of those outputs that the backward pass reached, by place.
+    """
+    parameters = [watched.parameter for watched in slow]
+    accumulators = [watched.open(range(len(watched.squares)))[0] for watched in slow]
+    device = parameters[0].device
+    with (
+        torch.enable_grad(),
+        buffers_kept(module),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+    ):
+        for index in range(next(iter(calls)).examples or 0):
+            of_calls = [
+                call.gradients(index, parameters, by_output) for call, by_output in calls.items()
+            ]
+            for squares, parts in zip(accumulators, zip(*of_calls, strict=True), strict=True):
+                given = [part.to(squares.dtype) for part in parts if part is not None]
+                if given:
+                    total = sum(given[1:], start=given[0])
+                    squares.addcmul_(total, total, value=factor)

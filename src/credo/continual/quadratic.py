@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from credo.autodiff.jacobian_blocks import DiagonalFactors
+from credo.autodiff.layer_jacobians import DiagonalFactors
 from credo.continual.penalised import Regulariser
 from credo.errors import DataError, UnsupportedError
 from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature, KronCurvature

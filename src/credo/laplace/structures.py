@@ -22,8 +22,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from credo.autodiff.jacobian_blocks import DiagonalFactors, KronFactors
 from credo.autodiff.jacobians import Jacobians
+from credo.autodiff.layer_jacobians import DiagonalFactors, KronFactors
 from credo.autodiff.loss import Loss
 from credo.errors import DataError, UnsupportedError
 from credo.families import (

@@ -33,9 +33,8 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from credo.autodiff.jacobian_blocks import KronCovariance, MatrixBlock
-from credo.autodiff.jacobian_layers import MatrixTap, Tap
 from credo.autodiff.jacobians import Jacobians
+from credo.autodiff.layer_jacobians import KronCovariance, MatrixBlock, MatrixTap, Tap
 from credo.errors import UnsupportedError
 from credo.families import (
     Delta,

@@ -21,8 +21,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from credo.autodiff.jacobian_blocks import Block, Cotangents, KronCovariance, MatrixBlock, chunks
 from credo.autodiff.jacobians import Jacobians, aligned
+from credo.autodiff.layer_calls import chunks
+from credo.autodiff.layer_jacobians import Block, Cotangents, KronCovariance, MatrixBlock
 from credo.types import Vector
 
 Outputs: TypeAlias = Literal["joint", "each", "sum"]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from credo.autodiff.jacobian_blocks import DiagonalFactors, KronCovariance, KronFactors, gram
 from credo.autodiff.jacobians import Jacobians
+from credo.autodiff.layer_jacobians import DiagonalFactors, KronCovariance, KronFactors, gram
 from credo.errors import DataError, UnsupportedError
 from credo.network import FlatParams, Selection, bind, select
 

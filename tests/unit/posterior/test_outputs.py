@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import credo
-from credo.autodiff import jacobian_blocks
+from credo.autodiff import layer_calls
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, Empirical, FullGaussian
 from credo.posterior import outputs
@@ -224,5 +224,5 @@ def test_chunks_within_a_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, l
     image = torch.randn(7, 1, 4, 4, dtype=torch.float64)
     posterior = build(CATEGORICAL, net)
     whole = posterior.predict(image, 2, at="linearised", link=link).probs
-    monkeypatch.setattr(jacobian_blocks, "CHUNK_NUMBERS", 60)
+    monkeypatch.setattr(layer_calls, "CHUNK_NUMBERS", 60)
     torch.testing.assert_close(posterior.predict(image, 2, at="linearised", link=link).probs, whole)

@@ -11,7 +11,7 @@ from typing import ClassVar, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from credo.autodiff.jacobian_blocks import KronCovariance
+from credo.autodiff.layer_jacobians import KronCovariance
 from credo.errors import DataError, FileFormatError
 from credo.families import register
 from credo.families.base import check_floating, check_points

@@ -40,7 +40,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from credo.autodiff.seam import Affine, Seam, Survey, survey
+from credo.autodiff.layer_calls import Affine
+from credo.autodiff.seam import Seam, Survey, survey
 from credo.errors import UnsupportedError
 from credo.network import FlatParams, Selection
 from credo.noise import NoiseSource, key_to_seed
