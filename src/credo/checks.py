@@ -47,6 +47,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -205,6 +206,11 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     except NameError:
         return {}
     hints.pop("return", None)
+    for name, hint in list(hints.items()):
+        if get_origin(hint) is Unpack:  # ``**options`` of a TypedDict: each is a parameter
+            (options,) = get_args(hint)
+            hints |= get_type_hints(options, include_extras=True)
+            del hints[name]
     return hints
 
 
@@ -217,17 +223,17 @@ def _check_call(
     what: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
     signature = _signature(function)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if not takes_any:
-        for name in kwargs:
-            if name not in signature.parameters:
-                known = [n for n in signature.parameters if n != "self"]
-                raise DataError(
-                    f"{what} has no parameter {name!r}.{nearest(name, known)}"
-                    + ("" if nearest(name, known) else f" It has {', '.join(known)}.")
-                )
-    given = signature.bind(*args, **kwargs).arguments  # python's own TypeError if it does not fit
     hints = _hints(inspect.unwrap(function))
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    known = [n for n in dict.fromkeys([*signature.parameters, *hints]) if n not in ("self", rest)]
+    # Where the rest is a TypedDict its names are known; other ``**kwargs`` may be anything.
+    if rest is None or rest not in hints:
+        for name in kwargs:
+            if name not in known:
+                hint = nearest(name, known) or f" It has {', '.join(known)}."
+                raise DataError(f"{what} has no parameter {name!r}.{hint}")
+    given = signature.bind(*args, **kwargs).arguments  # python's own TypeError if it does not fit
+    given |= given.pop(rest, {}) if rest is not None else {}
     for name, value in given.items():
         if name in hints:
             complaint = _complaint(name, value, hints[name])
@@ -272,8 +278,10 @@ def _wanted(value: object, annotation: Any) -> str | None:
         return None if value is None else "None"
     if annotation in (int, float):
         return _wanted_number(value, annotation, [Range()])
-    if annotation in (bool, str):
-        return None if isinstance(value, annotation) else f"a {annotation.__name__}"
+    if annotation is bool:
+        return None if isinstance(value, bool) else "True or False"
+    if annotation is str:
+        return None if isinstance(value, str) else "a string"
     return None
 
 

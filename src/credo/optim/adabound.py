@@ -27,7 +27,7 @@ information": what it clips is a rate made of the second moment. Its bounds have
 are equal at the defaults. The paper divides the clipped rate by √t as well; the authors' code, with
 which its results were made, does not, and neither does this.
 
-Reference: Luo et al., 2019 (arXiv:1902.09843); document 003 (5.3, appendix C).
+Reference: Luo et al., 2019 (arXiv:1902.09843); compared by Book, 2020.
 
     >>> import torch, credo.optim
     >>> net = torch.nn.Linear(3, 1)
@@ -43,20 +43,16 @@ Reference: Luo et al., 2019 (arXiv:1902.09843); document 003 (5.3, appendix C).
 from __future__ import annotations
 
 import math
-from numbers import Real
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from credo.checks import positive
-from credo.errors import DataError
+from credo.checks import Decay, NotNegative, Positive, Range
 from credo.optim.descent import (
     Descent,
     Mover,
-    check_betas,
-    check_not_negative,
     rate_factor,
 )
 from credo.optim.groups import Group
@@ -78,7 +74,14 @@ def bounds(final_lr: float, gamma: float, step: int) -> tuple[float, float]:
 class AdaBound(Descent):
     """Adam whose rates are clipped to bounds that close; see the module's docstring.
 
-    ``weight_decay`` adds its multiple of the weights to the gradient.
+    Args:
+        params: Parameters, or groups of them, as every optimizer of torch takes them.
+        lr: Step size of Adam, from which rates start.
+        betas: Shares that the averages of gradient and square keep.
+        eps: Added to the root of the average square.
+        weight_decay: Multiple of the weights that is added to the gradient.
+        final_lr: Where both bounds end: the rate of SGD at last.
+        gamma: How fast they close; 0 is Adam, infinity SGD.
     """
 
     _names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -86,13 +89,13 @@ class AdaBound(Descent):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
+        lr: NotNegative = 1e-3,
         *,
-        final_lr: float = 0.1,
-        gamma: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        final_lr: Positive = 0.1,
+        gamma: Annotated[float, Range(0, infinite=True)] = 1e-3,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NotNegative = 1e-8,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         options = {
             "lr": lr,
@@ -103,14 +106,6 @@ class AdaBound(Descent):
             "weight_decay": weight_decay,
         }
         super().__init__(params, options)
-
-    def _check(self, group: Group) -> None:
-        positive("final_lr", group["final_lr"])
-        gamma = group["gamma"]
-        if not isinstance(gamma, Real) or not float(gamma) >= 0:  # infinity is SGD
-            raise DataError(f"gamma must be a number, 0 or more, but it is {gamma!r}")
-        check_betas(group["betas"])
-        check_not_negative("eps", group["eps"])
 
     def _advance(self, work: list[tuple[Group, list[Mover]]]) -> None:
         for group, step, moved, slopes, memory in self._counted(work, self._names):

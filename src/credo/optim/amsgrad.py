@@ -7,7 +7,7 @@ r"""AMSGrad as it was published: the largest average of squares, and no bias cor
 steps; in the beginning torch's are smaller, by (1 − β₁ᵗ)/√(1 − β₂ᵗ): the first step here is
 (1 − β₁)/√(1 − β₂) = 3.2 times α, there α.
 
-Correction to document 003 (appendix C): it is β₁, not β₂, for which the theory asks a schedule
+Correction to Book, 2020, appendix C: it is β₁, not β₂, for which the theory asks a schedule
 (β₁/t or β₁λᵗ); its authors' experiments keep both constant, and so does this.
 
 ====== ========== ==================================================================================
@@ -35,29 +35,34 @@ import math
 
 from torch.optim.optimizer import ParamsT
 
-from credo.optim.descent import Descent, Mover, check_betas, check_not_negative
+from credo.checks import Decay, NotNegative
+from credo.optim.descent import Descent, Mover
 from credo.optim.groups import Group
 from credo.optim.rectified_adam import fused_adam_
 
 
 class AMSGrad(Descent):
-    """AMSGrad without bias correction; ``weight_decay`` adds to the gradient."""
+    """AMSGrad without bias correction.
+
+    Args:
+        params: Parameters, or groups of them, as every optimizer of torch takes them.
+        lr: Step size.
+        betas: Shares that the averages of gradient and square keep.
+        eps: Added to the root of the average square.
+        weight_decay: Multiple of the weights that is added to the gradient.
+    """
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
+        lr: NotNegative = 1e-3,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NotNegative = 1e-8,
+        weight_decay: NotNegative = 0.0,
     ) -> None:
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options)
-
-    def _check(self, group: Group) -> None:
-        check_betas(group["betas"])
-        check_not_negative("eps", group["eps"])
 
     def _advance(self, work: list[tuple[Group, list[Mover]]]) -> None:
         names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")

@@ -49,7 +49,7 @@ from credo.collectives import unwrap
 from credo.errors import UnsupportedError
 from credo.network.flat import Buffer
 from credo.noise import Draws, source
-from credo.optim.groups import Group, Params, groups_of
+from credo.optim.groups import Group, Params, check_options, groups_of
 from credo.optim.layout import Layout
 from credo.optim.ranks import Tally, Team
 from credo.optim.results import is_finite, posterior_of, refuse_nonfinite, refuse_strange_state
@@ -72,6 +72,19 @@ class NaturalOptimizer(Optimizer, ABC):
     clip or unscale them inside of it. Several blocks before ``step()`` are averaged, be they
     draws or micro-batches of equal size. A module may be a `DistributedDataParallel`: in the block
     it leaves each rank its own gradients, which ``step()`` averages.
+
+    Args:
+        params: A module, parameters or groups, as above.
+        own: The options of the optimizer itself, with their values.
+        debias: Divide the averages by 1 − βᵗ, so that their start at zero does not count.
+        temperature: Weight τ of the KL; below 1 the posterior is narrower than Bayes'.
+        augmentation: How many distinct examples one is worth under data augmentation.
+        kl_warmup: Steps over which the temperature rises linearly to its value.
+        samples: Draws in each step when it is given a closure.
+        draws: The noise source: "table" (fast), "pool" (fastest) or "normal" (torch's).
+        seed: Same seed, same noise.
+        process_group: The ranks that train together; None is all of them.
+        shared_noise: Let all ranks draw the same noise: one sample for a batch of all of them.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("momentum", "curvature")
@@ -115,7 +128,7 @@ class NaturalOptimizer(Optimizer, ABC):
         }
         groups = groups_of(params, options)
         for group in groups:
-            self._check(group)
+            check_options(group, type(self).__init__)
         self._is_built = False
         super().__init__(groups, {"step": 0, "skipped": 0})
         self._is_built = True
@@ -143,9 +156,6 @@ class NaturalOptimizer(Optimizer, ABC):
 
         ``self._gradient[where]`` is the mean gradient; it may be used up. ``delta`` is δ.
         """
-
-    def _check(self, group: Group) -> None:
-        """Refuse options that make no sense for this optimizer."""
 
     def _before_forward(self) -> AbstractContextManager[None]:
         """A context that surrounds the user's forward and backward passes."""
@@ -227,8 +237,14 @@ class NaturalOptimizer(Optimizer, ABC):
     def posterior(self, net: nn.Module, likelihood: Likelihood) -> Posterior:
         """q over the random weights of ``net``, as every method gives it.
 
-        ``net`` is the network that was trained, or one that contains its parameters. Parameters
-        that are deterministic, or that the optimizer does not know, stay what they are.
+        Parameters that are deterministic, or that the optimizer does not know, stay what they are.
+
+        Args:
+            net: The network that was trained, or one that contains its parameters.
+            likelihood: How targets follow from its outputs: what the loss was the negative log of.
+
+        Returns:
+            A posterior with its own copies of all tensors.
         """
         if self._is_sampling:
             raise UnsupportedError("posterior() inside of sampled(): leave the block first")
@@ -271,7 +287,11 @@ class NaturalOptimizer(Optimizer, ABC):
 
     @staticmethod
     def effective_data(group: Group) -> float:
-        """N = n/τ, with the warm-up of τ."""
+        """N = n/τ, with the warm-up of τ.
+
+        Args:
+            group: One of ``param_groups``.
+        """
         temperature = group["temperature"]
         if group["kl_warmup"]:
             temperature *= min(1.0, (group["step"] + 1) / group["kl_warmup"])

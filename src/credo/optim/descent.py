@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from credo.checks import finite
-from credo.errors import DataError, UnsupportedError
+from credo.checks import check, constraints_of
+from credo.errors import UnsupportedError
 from credo.optim.groups import Group
 
 
@@ -45,15 +45,16 @@ class Descent(Optimizer, ABC):
     """An optimizer that keeps for each parameter a few tensors of its shape.
 
     The state of a parameter is those tensors and ``step``, how many steps it has made, so that
-    parameters may join later or get a gradient now and then only.
+    parameters may join later or get a gradient now and then only. Groups may change every option;
+    what the constructor's annotations say of it holds for them too.
+
+    Args:
+        params: Parameters, or groups of them, as every optimizer of torch takes them.
+        options: The defaults of all options.
     """
 
     def __init__(self, params: ParamsT, options: Group) -> None:
         super().__init__(params, options)
-
-    @abstractmethod
-    def _check(self, group: Group) -> None:
-        """Raise `DataError` for an option that is not what it has to be."""
 
     @abstractmethod
     def _advance(self, work: list[tuple[Group, list[Mover]]]) -> None:
@@ -66,11 +67,9 @@ class Descent(Optimizer, ABC):
         relative to that.
         """
         settled = {**self.defaults, **param_group}
-        if finite("lr", settled["lr"]) < 0:
-            raise DataError(f"lr must not be negative, but it is {settled['lr']!r}")
-        if "weight_decay" in settled and finite("weight_decay", settled["weight_decay"]) < 0:
-            raise DataError(f"weight_decay must not be negative, got {settled['weight_decay']!r}")
-        self._check(settled)
+        for name, declared in constraints_of(type(self).__init__).items():
+            if name in settled and name != "params":
+                check(name, settled[name], declared)
         super().add_param_group({**param_group, "base_lr": settled.get("base_lr", settled["lr"])})
         for parameter in self.param_groups[-1]["params"]:
             if not parameter.is_floating_point():
@@ -145,18 +144,3 @@ def decayed(group: Group, values: list[Tensor], gradients: list[Tensor]) -> list
     if not group["weight_decay"]:
         return gradients
     return list(torch._foreach_add(gradients, values, alpha=group["weight_decay"]))
-
-
-def check_betas(betas: object, names: tuple[str, str] = ("gradient", "square")) -> None:
-    """Raise `DataError` unless these are two shares that averages keep, in [0, 1)."""
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise DataError(f"betas must be two numbers, of {names[0]} and {names[1]}, not {betas!r}")
-    for place, beta in enumerate(betas):
-        if not 0 <= finite(f"betas[{place}]", beta) < 1:
-            raise DataError(f"betas[{place}] must be at least 0 and below 1, but it is {beta!r}")
-
-
-def check_not_negative(name: str, value: object) -> None:
-    """Raise `DataError` unless it is a finite number, 0 or more."""
-    if finite(name, value) < 0:
-        raise DataError(f"{name} must not be negative, but it is {value!r}")

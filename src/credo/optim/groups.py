@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from torch import Tensor, nn
 
-from credo.checks import finite, positive
+from credo.checks import (
+    Count,
+    Index,
+    NotNegative,
+    Positive,
+    check,
+    constraints_of,
+    nearest,
+    positive,
+)
 from credo.errors import DataError
 from credo.network import bind
 from credo.network.selection import is_norm
@@ -17,6 +24,8 @@ from credo.noise import Draws
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+else:
+    ProcessGroup = Any  # there are builds of torch without it
 
 Group: TypeAlias = dict[str, Any]
 Params: TypeAlias = nn.Module | Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
@@ -27,12 +36,12 @@ class Shared(TypedDict, total=False):
     """The options of every optimizer that have the same default in each of them."""
 
     debias: bool
-    temperature: float
-    augmentation: float
-    kl_warmup: int
-    samples: int
+    temperature: Positive
+    augmentation: Positive
+    kl_warmup: Index
+    samples: Count
     draws: Draws
-    seed: int
+    seed: Index
     process_group: ProcessGroup | None
     shared_noise: bool
 
@@ -41,7 +50,7 @@ _RESERVED = ("params", "param_names", "name", "prior_precision", "weight_decay")
 
 
 def groups_of(params: Params, options: Group) -> list[Group]:
-    """One dictionary for each group, with every option set and checked.
+    """One dictionary for each group, with every option set.
 
     A module's norm layers become a deterministic group. Deterministic groups have no prior unless
     they say so. Frozen parameters are left out.
@@ -52,8 +61,6 @@ def groups_of(params: Params, options: Group) -> list[Group]:
             "there are no floating parameters with requires_grad=True to optimise: unfreeze some, "
             "and note that a generator such as net.parameters() can be used up only once"
         )
-    for group in groups:
-        check_options(group)
     return groups
 
 
@@ -69,28 +76,14 @@ def holder_of(groups: list[Group]) -> nn.Module:
     return holder
 
 
-def check_options(group: Mapping[str, Any]) -> None:
-    """Raise `DataError` for the first option that is not what it has to be."""
+def check_options(group: Mapping[str, Any], constructor: Callable[..., Any]) -> None:
+    """Raise `DataError` for the first option that is not what the constructor declares it to be."""
     check_data(group)
-    positive("temperature", group["temperature"])
-    for name in ("lr", "damping", "prior_precision", "hess_init"):
-        if finite(name, group[name]) < 0:
-            raise DataError(f"{name} must not be negative, but it is {group[name]!r}")
-    for name, least in (("samples", 1), ("kl_warmup", 0), ("seed", 0)):
-        value = group[name]
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            raise DataError(f"{name} must be a whole number, {least} or more, not {value!r}")
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise DataError(f"betas must be two numbers, of gradient and curvature, not {betas!r}")
-    for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
-        if not 0 <= finite(name, beta) < 1:
-            raise DataError(f"{name} must be at least 0 and below 1, but it is {beta!r}")
-    for name in ("deterministic", "debias"):
-        if not isinstance(group[name], bool):
-            raise DataError(f"{name} must be True or False, not {group[name]!r}")
-    if group["draws"] not in get_args(Draws):
-        raise DataError(f"draws={group['draws']!r} is unknown; choose from {get_args(Draws)}")
+    declared = constraints_of(constructor)
+    for name, value in group.items():
+        if name in declared and name != "params":
+            check(name, value, declared[name])
+    check("deterministic", group["deterministic"], bool)
     if not group["deterministic"] and not group["prior_precision"] > 0:
         raise DataError(
             "prior_precision (or weight_decay) must be positive where weights are random: with 0 "
@@ -136,9 +129,8 @@ def _settled(group: Group, options: Group) -> Group:
     """The group with names apart, frozen parameters left out, defaults and its prior filled in."""
     unknown = [key for key in group if key not in options and key not in _RESERVED]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], [*options, *_RESERVED], 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {sorted(options)}"
-        raise DataError(f"a parameter group has the unknown option {unknown[0]!r}{hint}")
+        hint = nearest(unknown[0], [*options, *_RESERVED]) or f" Known are {sorted(options)}."
+        raise DataError(f"a parameter group has the unknown option {unknown[0]!r}.{hint}")
     if "params" not in group:
         raise DataError('a parameter group needs "params"')
     items = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
@@ -164,8 +156,7 @@ def _settle_prior(settled: Group, group: Group) -> None:
     if "weight_decay" not in group and settled["deterministic"] is True:
         settled["prior_precision"] = 0.0
     elif decay is not None:
-        if finite("weight_decay", decay) < 0:
-            raise DataError(f"weight_decay must not be negative, but it is {decay!r}")
+        check("weight_decay", decay, NotNegative)
         check_data(settled)
         settled["prior_precision"] = decay * settled["num_data"] * settled["augmentation"]
 

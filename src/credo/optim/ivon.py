@@ -42,7 +42,7 @@ from typing import Unpack
 
 import torch
 
-from credo.checks import positive
+from credo.checks import Decay, NotNegative, Positive, checked
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params, Shared, refuse_both
 from credo.types import Vector
@@ -65,10 +65,29 @@ def absorb_curvature_(
     absorb_relative_(h, a, surplus.div_(a), -rate)
 
 
+@checked
 class IVON(NaturalOptimizer):
-    """The improved variational online Newton method; the symbols are in the module's docstring.
+    """The improved variational online Newton method (Shen et al., 2024).
 
-    Give ``prior_precision`` or ``weight_decay`` (1e-4 if neither), not both.
+    The equations are in the module's docstring.
+
+    Args:
+        params: The network itself (its norm layers become a deterministic group without a prior),
+            its parameters, or groups of them with options of their own.
+        lr: Step size ξ, about that of SGD.
+        num_data: Number of training examples; it says how much the data weigh against the prior,
+            and is required.
+        betas: Shares that the running averages of gradient and curvature keep.
+        prior_precision: 1/variance of the prior around zero; or give ``weight_decay``, not both.
+        weight_decay: The same as a share: prior_precision/N, N = num_data·augmentation/temperature
+            at temperature 1. 1e-4 if neither is given.
+        hess_init: The curvature h₀ to start from: the first noise is 1/√(N(h₀ + δ)).
+        damping: Added to the mean's denominator only; the noise stays the posterior's.
+        clip_radius: Largest step of a weight in units of ξ(h₀ + δ); None doesn't clip.
+        rescale_lr: Multiply ``lr`` by h₀ + δ, which makes it comparable to SGD's.
+        **shared: What all natural-gradient optimizers take with the same defaults: ``temperature``,
+            ``augmentation``, ``kl_warmup``, ``samples``, ``debias``, ``draws``, ``seed``,
+            ``process_group``, ``shared_noise``; explained at `NaturalOptimizer`.
     """
 
     _keeps_first_draw = True
@@ -76,15 +95,15 @@ class IVON(NaturalOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float = 0.1,
-        num_data: float | None = None,
+        lr: NotNegative = 0.1,
+        num_data: Positive | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        prior_precision: float | None = None,
-        weight_decay: float | None = None,
-        hess_init: float = 1.0,
-        damping: float = 0.0,
-        clip_radius: float | None = None,
+        betas: tuple[Decay, Decay] = (0.9, 0.99999),
+        prior_precision: NotNegative | None = None,
+        weight_decay: NotNegative | None = None,
+        hess_init: Positive = 1.0,
+        damping: NotNegative = 0.0,
+        clip_radius: Positive | None = None,
         rescale_lr: bool = True,
         **shared: Unpack[Shared],
     ) -> None:
@@ -106,11 +125,6 @@ class IVON(NaturalOptimizer):
         super().__init__(params, own, **shared)
         self._products = self._layout.room_for_draw(0)[1].vector[: self._num_random]
         self._share = 1.0
-
-    def _check(self, group: Group) -> None:
-        positive("hess_init", group["hess_init"])
-        if group["clip_radius"] is not None:
-            positive("clip_radius", group["clip_radius"])
 
     def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
         """Add ḡ∘(θ − m); all blocks of a step have the same σ, by whose square it is divided."""
@@ -138,15 +152,15 @@ class IVON(NaturalOptimizer):
             change = self._products[where].addcdiv_(h, a, value=-1.0 / n)
             absorb_relative_(h, a, change, (1.0 - beta2) * n)
         momentum.lerp_(self._gradient[where], 1.0 - beta1)
-        grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
+        weight = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         rate = group["lr"] * ((group["hess_init"] + delta) if group["rescale_lr"] else 1.0)
         denominator = self._denominator(group, where, delta)
         if group["clip_radius"] is None:
             # The prior's pull first, while ``mean`` is what it was.
             mean.addcdiv_(mean, denominator, value=-rate * delta)
-            mean.addcdiv_(momentum, denominator, value=-rate / grown)
+            mean.addcdiv_(momentum, denominator, value=-rate / weight)
         else:
             # The gradient is no longer needed, so its memory holds the direction.
-            direction = torch.add(momentum, mean, alpha=delta * grown, out=self._gradient[where])
-            bound = group["clip_radius"] * grown
-            mean.sub_(direction.div_(denominator).clamp_(-bound, bound), alpha=rate / grown)
+            direction = torch.add(momentum, mean, alpha=delta * weight, out=self._gradient[where])
+            bound = group["clip_radius"] * weight
+            mean.sub_(direction.div_(denominator).clamp_(-bound, bound), alpha=rate / weight)

@@ -20,7 +20,7 @@ symbol argument   meaning
 ε      ``eps``    added to √v, before its bias correction (as both codes do)
 ====== ========== ==================================================================================
 
-Reference: Liu et al., 2020 (arXiv:1908.03265); document 003 (5.3: runs that fall back to chance).
+Reference: Liu et al., 2020 (arXiv:1908.03265); Book, 2020 (runs that fall back to chance).
 
     >>> import torch, credo.optim
     >>> w = torch.nn.Parameter(torch.ones(2))
@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from credo.errors import DataError
-from credo.optim.descent import Descent, Mover, check_betas, check_not_negative
+from credo.checks import Decay, NotNegative
+from credo.optim.descent import Descent, Mover
 from credo.optim.groups import Group
 
 
@@ -60,16 +60,26 @@ def rectification(step: int, beta2: float) -> float:
 
 
 class RAdam(Descent):
-    """Rectified Adam; see the module's docstring. ``weight_decay`` adds to the gradient."""
+    """Rectified Adam; see the module's docstring.
+
+    Args:
+        params: Parameters, or groups of them, as every optimizer of torch takes them.
+        lr: Step size.
+        betas: Shares that the averages of gradient and square keep.
+        eps: Added to the root of the average square.
+        weight_decay: Multiple of the weights that is added to the gradient.
+        early: What to do while the average square can't be trusted: "skip" the step as its authors
+            do, or take a step of "momentum" as torch does.
+    """
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
+        lr: NotNegative = 1e-3,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NotNegative = 1e-8,
+        weight_decay: NotNegative = 0.0,
         early: Literal["skip", "momentum"] = "skip",
     ) -> None:
         options = {
@@ -80,12 +90,6 @@ class RAdam(Descent):
             "early": early,
         }
         super().__init__(params, options)
-
-    def _check(self, group: Group) -> None:
-        check_betas(group["betas"])
-        check_not_negative("eps", group["eps"])
-        if group["early"] not in ("skip", "momentum"):
-            raise DataError(f'early must be "skip" or "momentum", not {group["early"]!r}')
 
     def _advance(self, work: list[tuple[Group, list[Mover]]]) -> None:
         names = ("exp_avg", "exp_avg_sq")

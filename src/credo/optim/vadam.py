@@ -33,6 +33,7 @@ from typing import Unpack
 
 import torch
 
+from credo.checks import Decay, NotNegative, Positive, checked
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group, Params, Shared
 from credo.types import Vector
@@ -54,10 +55,10 @@ def adam_step_(
     if beta1 < SMALL_BETA:
         h.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
-        grown_g, grown_h = (
+        weight_g, weight_h = (
             1.0 - beta ** group["step"] if group["debias"] else 1.0 for beta in group["betas"]
         )
-        mean.addcdiv_(momentum, (h / grown_h).sqrt_().add_(eps), value=-group["lr"] / grown_g)
+        mean.addcdiv_(momentum, (h / weight_h).sqrt_().add_(eps), value=-group["lr"] / weight_g)
         return
     if delta:
         momentum.add_(mean, alpha=delta * (1.0 - beta1) / beta1)
@@ -83,19 +84,35 @@ def adam_step_(
     torch.autograd.graph.increment_version([momentum, h])
 
 
+@checked
 class Vadam(NaturalOptimizer):
-    """Variational Adam; the symbols are in the module's docstring."""
+    """Variational Adam (Khan et al., 2018); the equations are in the module's docstring.
+
+    Args:
+        params: The network itself (its norm layers become a deterministic group without a prior),
+            its parameters, or groups of them with options of their own.
+        lr: Step size ξ, as Adam's.
+        num_data: Number of training examples; it says how much the data weigh against the prior,
+            and is required.
+        betas: Shares that the running averages of gradient and curvature keep.
+        prior_precision: 1/variance of the prior around zero.
+        hess_init: The curvature h₀ to start from.
+        damping: Adam's eps, added to the mean's denominator only.
+        **shared: What all natural-gradient optimizers take with the same defaults: ``temperature``,
+            ``augmentation``, ``kl_warmup``, ``samples``, ``debias``, ``draws``, ``seed``,
+            ``process_group``, ``shared_noise``; explained at `NaturalOptimizer`.
+    """
 
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
-        num_data: float | None = None,
+        lr: NotNegative = 1e-2,
+        num_data: Positive | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 30.0,
-        hess_init: float = 0.0,
-        damping: float = 1e-8,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        prior_precision: NotNegative = 30.0,
+        hess_init: NotNegative = 0.0,
+        damping: NotNegative = 1e-8,
         **shared: Unpack[Shared],
     ) -> None:
         own: Group = {

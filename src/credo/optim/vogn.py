@@ -47,6 +47,7 @@ import torch
 from torch import nn
 
 from credo.autodiff.squares import Squares
+from credo.checks import Decay, NotNegative, Positive, checked
 from credo.collectives import unwrap
 from credo.errors import DataError, UnsupportedError
 from credo.network.selection import Selection
@@ -57,12 +58,30 @@ from credo.optim.vadam import adam_step_
 from credo.types import Vector
 
 
+@checked
 class VOGN(NaturalOptimizer):
-    """Variational online Gauss–Newton; the symbols are in the module's docstring.
+    """Variational online Gauss–Newton (Osawa et al., 2019).
 
-    One backward pass in each block: for micro-batches take several blocks, not ``loss / k``, by
-    which squares would shrink twice. Deterministic groups are trained by Adam, with ``damping`` as
-    its eps: in a batch norm no gain or shift has per-example gradients.
+    The equations are in the module's docstring. One backward pass in each block: for micro-batches
+    take several blocks, not ``loss / k``, by which squares would shrink twice. Deterministic groups
+    are trained by Adam, with ``damping`` as its eps: in a batch norm no gain or shift has
+    per-example gradients.
+
+    Args:
+        params: The network itself (its norm layers become a deterministic group without a prior),
+            its parameters, or groups of them with options of their own.
+        lr: Step size ξ of the mean.
+        num_data: Number of training examples; it says how much the data weigh against the prior,
+            and is required.
+        betas: Shares that the running averages of gradient and curvature keep.
+        prior_precision: 1/variance of the prior around zero.
+        hess_init: The curvature h₀ to start from.
+        damping: Added to the mean's denominator only; the noise stays the posterior's.
+        loss_reduction: How the loss joins examples, "mean" or "sum".
+        module: The network, where ``params`` is not it: squares need its layers.
+        **shared: What all natural-gradient optimizers take with the same defaults: ``temperature``,
+            ``augmentation``, ``kl_warmup``, ``samples``, ``debias``, ``draws``, ``seed``,
+            ``process_group``, ``shared_noise``; explained at `NaturalOptimizer`.
     """
 
     _unscales = False
@@ -70,13 +89,13 @@ class VOGN(NaturalOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
-        num_data: float | None = None,
+        lr: NotNegative = 1e-3,
+        num_data: Positive | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 1.0,
-        hess_init: float = 0.01,
-        damping: float = 1e-8,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        prior_precision: NotNegative = 1.0,
+        hess_init: NotNegative = 0.01,
+        damping: NotNegative = 1e-8,
         loss_reduction: Literal["mean", "sum"] = "mean",
         module: nn.Module | None = None,
         **shared: Unpack[Shared],
@@ -157,9 +176,9 @@ class VOGN(NaturalOptimizer):
         beta1, beta2 = group["betas"]
         h.lerp_(self._mean_squares[where], 1.0 - beta2)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
-        grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
+        weight = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         denominator = self._denominator(group, where, delta)
-        mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)
+        mean.addcdiv_(momentum, denominator, value=-group["lr"] / weight)
 
 
 class _Bound:

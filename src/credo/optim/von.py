@@ -39,7 +39,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from credo.checks import positive
+from credo.checks import Count, Decay, NotNegative, Positive, checked
 from credo.errors import DataError, UnsupportedError
 from credo.noise import key_to_seed
 from credo.optim.base import NaturalOptimizer
@@ -51,29 +51,43 @@ _PRODUCTS = 256
 """How many Hessian products are taken at once."""
 
 
+@checked
 class VON(NaturalOptimizer):
-    """Variational online Newton; the symbols are in the module's docstring."""
+    """Variational online Newton (Khan et al., 2018); the equations are in the module's docstring.
+
+    Args:
+        params: The network itself (its norm layers become a deterministic group without a prior),
+            its parameters, or groups of them with options of their own.
+        lr: Step size ξ of the mean.
+        num_data: Number of training examples; it says how much the data weigh against the prior,
+            and is required.
+        betas: Shares that the running averages of gradient and curvature keep.
+        prior_precision: 1/variance of the prior around zero.
+        hess_init: The curvature h₀ to start from.
+        damping: Added to the mean's denominator only; the noise stays the posterior's.
+        hessian: "exact" takes P Hessian products a draw, "hutchinson" as many as ``probes``.
+        probes: Random directions of each draw for "hutchinson".
+        **shared: What all natural-gradient optimizers take with the same defaults: ``temperature``,
+            ``augmentation``, ``kl_warmup``, ``samples``, ``debias``, ``draws``, ``seed``,
+            ``process_group``, ``shared_noise``; explained at `NaturalOptimizer`.
+    """
 
     _unscales = False
 
     def __init__(
         self,
         params: Params,
-        lr: float = 0.1,
-        num_data: float | None = None,
+        lr: NotNegative = 0.1,
+        num_data: Positive | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.9),
-        prior_precision: float = 1.0,
-        hess_init: float = 1.0,
-        damping: float = 0.0,
+        betas: tuple[Decay, Decay] = (0.9, 0.9),
+        prior_precision: NotNegative = 1.0,
+        hess_init: Positive = 1.0,
+        damping: NotNegative = 0.0,
         hessian: Literal["exact", "hutchinson"] = "exact",
-        probes: int = 1,
+        probes: Count = 1,
         **shared: Unpack[Shared],
     ) -> None:
-        if hessian not in ("exact", "hutchinson"):
-            raise DataError(f'hessian must be "exact" or "hutchinson", not {hessian!r}')
-        if not isinstance(probes, int) or probes < 1:
-            raise DataError(f"probes must be a whole number, 1 or more, not {probes!r}")
         own: Group = {
             "lr": lr,
             "num_data": num_data,
@@ -88,11 +102,12 @@ class VON(NaturalOptimizer):
         self._block = torch.zeros_like(self._gradient)
         self._backwards = 0
 
-    def _check(self, group: Group) -> None:
-        positive("hess_init", group["hess_init"])
-
     def backward(self, loss: Tensor) -> None:
-        """Add ∇loss to ``.grad`` and the Hessian's diagonal to what the block collects."""
+        """Add ∇loss to ``.grad`` and the Hessian's diagonal to what the block collects.
+
+        Args:
+            loss: The mean loss of the batch, with its graph.
+        """
         if not self._is_sampling:
             raise UnsupportedError("backward() belongs inside `with optimizer.sampled():`")
         if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
@@ -108,8 +123,8 @@ class VON(NaturalOptimizer):
         self._block += self._hessian_diagonal(gradient)
         self._backwards += 1
         for parameter, grad in zip(parameters, grads, strict=True):
-            found = grad.detach()
-            parameter.grad = found if parameter.grad is None else parameter.grad + found
+            slope = grad.detach()
+            parameter.grad = slope if parameter.grad is None else parameter.grad + slope
 
     def _hessian_diagonal(self, gradient: Vector) -> Vector:
         if not gradient.requires_grad:  # a loss linear in all weights
@@ -122,8 +137,8 @@ class VON(NaturalOptimizer):
                     min(_PRODUCTS, size - start), size, dtype=gradient.dtype, device=gradient.device
                 )
                 rows.diagonal(start).fill_(1.0)
-                found = self._products(gradient, rows, batched=True)
-                diagonal[start : start + len(rows)] = found.diagonal(start)
+                products = self._products(gradient, rows, batched=True)
+                diagonal[start : start + len(rows)] = products.diagonal(start)
             return diagonal
         step, draw, _ = self._noise_key()
         seed = key_to_seed(self.param_groups[0]["seed"] + 1, step, draw, self._backwards)
@@ -186,6 +201,6 @@ class VON(NaturalOptimizer):
         surplus = torch.sub(h, self._diagonal[where], out=self._diagonal[where])
         absorb_curvature_(h, surplus, delta, 1.0 - beta2, scratch)
         momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
-        grown = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
+        weight = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         denominator = self._denominator(group, where, delta)
-        mean.addcdiv_(momentum, denominator, value=-group["lr"] / grown)
+        mean.addcdiv_(momentum, denominator, value=-group["lr"] / weight)

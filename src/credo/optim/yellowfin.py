@@ -37,7 +37,7 @@ symbol        argument             meaning
 \             ``smooth``           average α and μ by β as well (in the paper, not in its code)
 ============= ==================== =================================================================
 
-Reference: Zhang and Mitliagkas, 2017 (arXiv:1706.03471); document 003 (5.3, appendix C).
+Reference: Zhang & Mitliagkas, 2017 (arXiv:1706.03471); compared by Book, 2020.
 
     >>> import torch, credo.optim
     >>> w, g = torch.nn.Parameter(torch.full((1,), 5.0)), torch.Generator().manual_seed(0)
@@ -53,15 +53,14 @@ Reference: Zhang and Mitliagkas, 2017 (arXiv:1706.03471); document 003 (5.3, app
 from __future__ import annotations
 
 import math
-from numbers import Integral
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from credo.checks import finite, positive
-from credo.errors import DataError, NonFiniteError
-from credo.optim.descent import Descent, Mover, check_not_negative, decayed, rate_factor
+from credo.checks import Count, Decay, Index, NotNegative, Positive
+from credo.errors import NonFiniteError
+from credo.optim.descent import Descent, Mover, decayed, rate_factor
 from credo.optim.groups import Group
 from credo.optim.yellowfin_tuner import Measurements
 
@@ -74,22 +73,36 @@ MOST_MOMENTUM = 0.999
 
 
 class YellowFin(Descent):
-    """Self-tuning momentum descent; see the module's docstring."""
+    """Self-tuning momentum descent; see the module's docstring.
+
+    Args:
+        params: Parameters, or groups of them; each group is tuned by itself.
+        lr: The rate of the first step; a scheduler's changes of it multiply the tuned rate.
+        momentum: The momentum of the first step.
+        beta: Share that the measurements' averages keep.
+        window: How many squared norms the range of curvatures is taken over.
+        eps: Floor of squared norms and of their variance.
+        weight_decay: Multiple of the weights that is added to the gradient.
+        clip: Hold gradients back that are far beyond the measured range.
+        smooth: Average the tuned rate and momentum too, as the paper but not its code does.
+        feedback: Gain of the loop that keeps the momentum measured equal to the one aimed at.
+        staleness: Steps by which gradients are late, for the feedback.
+    """
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-4,
+        lr: NotNegative = 1e-4,
         *,
-        momentum: float = 0.0,
-        beta: float = 0.999,
-        window: int = 20,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        momentum: Decay = 0.0,
+        beta: Decay = 0.999,
+        window: Count = 20,
+        eps: Positive = 1e-6,
+        weight_decay: NotNegative = 0.0,
         clip: bool = True,
         smooth: bool = False,
-        feedback: float = 0.0,
-        staleness: int = 0,
+        feedback: NotNegative = 0.0,
+        staleness: Index = 0,
     ) -> None:
         options = {
             "lr": lr,
@@ -121,17 +134,6 @@ class YellowFin(Descent):
             "correction": 0.0,
             "measured": Measurements().as_json(),
         }
-
-    def _check(self, group: Group) -> None:
-        for name in ("momentum", "beta"):
-            if not 0 <= finite(name, group[name]) < 1:
-                raise DataError(f"{name} must be at least 0 and below 1, but it is {group[name]!r}")
-        for name, least in (("window", 1), ("staleness", 0)):
-            value = group[name]
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise DataError(f"{name} must be a whole number, {least} or more, not {value!r}")
-        positive("eps", group["eps"])
-        check_not_negative("feedback", group["feedback"])
 
     def _advance(self, work: list[tuple[Group, list[Mover]]]) -> None:
         seen = []

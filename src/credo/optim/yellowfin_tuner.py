@@ -18,7 +18,7 @@ is smaller.
 
 The minimum solves px = (1 − x)³, p = D²h_min²/(2C), a cubic with one real root.
 
-Corrections to document 003 (appendix C): C has the *vector* average of g, not that of its norm;
+Corrections to Book, 2020, appendix C: C has the *vector* average of g, not that of its norm;
 h_min and h_max are windowed squared norms averaged by their logarithms; the cubic is left out
 there; "learning rate" and "momentum" are no hyperparameters but the values of the first step.
 """
