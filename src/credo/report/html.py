@@ -27,7 +27,13 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Picture:
-    """An image file beside the page, with what it shows and how to read it."""
+    """An image file beside the page, with what it shows and how to read it.
+
+    Args:
+        file: Its name, relative to the page.
+        title: What it shows; also the text for who can't see it.
+        caption: How to read it.
+    """
 
     file: str
     title: str
@@ -43,7 +49,19 @@ def page(
     pictures: Sequence[Picture],
     footer: str,
 ) -> str:
-    """The whole HTML page. Cells (row, column) where ``best`` is true are bold; text is escaped.
+    """The whole HTML page, all text escaped.
+
+    Args:
+        title: Heading, and the name of the browser's tab.
+        introduction: The paragraph below it.
+        header: Names of the table's columns.
+        rows: Its cells, row by row.
+        best: Which cells are bold, in the shape of ``rows``.
+        pictures: The figures below the table.
+        footer: Small print at the end.
+
+    Returns:
+        The page as one string.
 
     >>> text = page("Demo", "Hello.", ["method"], [["a < b"]], [[True]], [], "made today")
     >>> "<td><b>a &lt; b</b></td>" in text

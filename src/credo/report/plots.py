@@ -65,6 +65,9 @@ def reliability_diagrams(bins: Mapping[str, ReliabilityBins]) -> Figure:
     On the diagonal a method keeps its promises; below it, it is overconfident. Whiskers are 95 %
     Wilson intervals and larger dots are fuller bins: three examples say little, and look it.
 
+    Args:
+        bins: What `credo.metrics.reliability` gives, by the name of the method.
+
     >>> from credo.metrics import reliability
     >>> figure = reliability_diagrams({"MAP": reliability([[0.9, 0.1], [0.3, 0.7]], [0, 1])})
     >>> len(figure.axes)
@@ -130,8 +133,12 @@ def entropy_histograms(
 ) -> Figure:
     """Predictive entropy of known and of foreign inputs, one panel per method.
 
-    ``entropies`` maps a method to the entropies (nats) inside and outside; ``most`` is the greatest
-    possible entropy, ln C. ``notes`` are short texts for the panels, such as an AUROC.
+    Args:
+        entropies: For each method the entropies (nats) inside and outside.
+        most: The greatest possible entropy, ln C.
+        names: What the two kinds of inputs are called in the legend.
+        notes: Short texts for the panels, such as an AUROC, by method.
+        bins: Number of bars from 0 to ``most``.
 
     >>> figure = entropy_histograms({"MAP": ([0.1, 0.2], [0.9, 1.8])}, most=2.3)
     >>> figure.axes[0].get_title(loc="left")
@@ -169,6 +176,13 @@ def image_grid(
     """Images (N, H, W), each with the probabilities (N, C) it was given and its label (N,).
 
     The true class's bar is green; if another class is likelier, that one is vermillion.
+
+    Args:
+        images: Grey values from 0 to 1, (N, H, W).
+        probs: What was predicted for them, (N, C).
+        labels: The true classes, (N,).
+        classes: The classes' names.
+        columns: Images beside each other.
 
     >>> figure = image_grid(np.zeros((1, 8, 8)), [[0.2, 0.8]], [1], ["cat", "dog"])
     >>> len(figure.axes)
@@ -220,6 +234,14 @@ def regression_band(
 ) -> Figure:
     """Mean ± 2 standard deviations along x (N,): what more data would remove, and all of it.
 
+    Args:
+        x: Inputs, in order.
+        mean: Predicted means.
+        epistemic_std: The part of the standard deviation that more data would remove.
+        std: All of it, noise included.
+        observed: Training inputs and targets, to be drawn as dots.
+        truth: The true function at x, if it is known.
+
     >>> x = np.linspace(0, 1, 5)
     >>> figure = regression_band(x, x, 0.1 + 0 * x, 0.2 + 0 * x, observed=([0.5], [0.4]))
     >>> len(figure.axes)
@@ -269,6 +291,14 @@ def curves(
     """Lines over x (T,), each the mean of its runs (seeds, T) with a band of ± 1 std between them.
 
     A series may be a single run (T,); it has no band. The standard deviation divides by seeds − 1.
+
+    Args:
+        x: Where the values were taken, (T,).
+        series: Runs (seeds, T) by name.
+        xlabel: What x is.
+        ylabel: What the values are.
+        logx: Logarithmic x.
+        logy: Logarithmic values.
 
     >>> figure = curves([1, 2, 3], {"VI": [[3, 2, 1], [5, 3, 1]]}, "epoch", "loss")
     >>> figure.axes[0].lines[0].get_ydata().tolist()

@@ -116,7 +116,16 @@ def cells(marks: Sequence[float], places: ArrayLike, log: bool = False) -> Any:
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 150) -> Path:
-    """Write the figure, in the format that the file's name says, making folders as needed."""
+    """Write the figure, in the format that the file's name says, making folders as needed.
+
+    Args:
+        figure: What one of the functions of `credo.report` drew.
+        path: Where to; its suffix is the format.
+        dpi: Dots per inch.
+
+    Returns:
+        The path.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with house_style():
