@@ -218,6 +218,8 @@ EXPERIMENT = Experiment(
     "better over the whole curve if tr Λ or BALD chose them than if chance did, on MNIST, and if "
     "predictive variance did, on concrete strength.",
     theorem=False,
+    needs=("mnist", "uci"),
+    minutes=5,
     presets={
         "quick": ActiveSettings(epochs=50, rounds=9),
         "paper": ActiveSettings(

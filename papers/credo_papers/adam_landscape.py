@@ -104,6 +104,8 @@ EXPERIMENT = Experiment(
     claim="Figs. 5.6 and 5.7: low values of Adam's β₂ train a Bayesian LeNet-5 better than the "
     "default 0.999, on MNIST and CIFAR-10.",
     theorem=False,
+    needs=("mnist", "cifar10"),
+    minutes=2,
     presets={
         "quick": BetaSettings(),
         "paper": BetaSettings(

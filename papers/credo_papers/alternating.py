@@ -131,6 +131,8 @@ EXPERIMENT = Experiment(
     claim="Fig. 5.8: when means and scales are trained in turns, the means' turns lower the NLL "
     "and the scales' turns the KL, and the accuracy is about that of training both at once.",
     theorem=False,
+    needs=("cifar10",),
+    minutes=0.5,
     presets={
         "quick": TurnSettings(),
         # The thesis doesn't say how long its turns are.

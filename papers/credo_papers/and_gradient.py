@@ -127,6 +127,7 @@ EXPERIMENT = Experiment(
     claim="Eq. 2.4.4, corrected: the gradient of the AND node's loss in a mean is "
     "E[−∂ log P(y|w)/∂w + w]. As printed, E[∂ log P(y|w)/∂w + 1], it is not the gradient.",
     theorem=True,
+    minutes=0.1,
     presets={"quick": GradientSettings(), "paper": GradientSettings()},
     run_one=run_one,
     check=check,

@@ -153,6 +153,7 @@ EXPERIMENT = Experiment(
     "inference with Adam at 1e-2 and one sample per step, learns AND. (The number of observations "
     "is not given; with 100 it does, with 4 even the exact posterior does not.)",
     theorem=False,
+    minutes=0.1,
     presets={"quick": AndSettings(epochs=1000), "paper": AndSettings(epochs=2000)},
     run_one=run_one,
     check=check,

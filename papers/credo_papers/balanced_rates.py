@@ -116,6 +116,9 @@ EXPERIMENT = Experiment(
     "faster than the means are no worse, in test NLL (to 0.02) and accuracy (to 1 %), than scales "
     "that learn ten times slower.",
     theorem=False,
+    ours=True,
+    needs=("cifar10",),
+    minutes=0.6,
     presets={
         "quick": BalancedRateSettings(),
         "paper": BalancedRateSettings(

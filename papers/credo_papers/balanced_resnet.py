@@ -102,6 +102,8 @@ EXPERIMENT = Experiment(
     "intermediate τ has the best NLL, and at η = 1 the network falls back to its prior. Ours: "
     "curves of different widths lie at least twice as close over τ as over η.",
     theorem=False,
+    needs=("cifar10", "svhn"),
+    minutes=10,
     presets={
         "quick": ResNetSettings(),
         "paper": ResNetSettings(

@@ -133,6 +133,8 @@ EXPERIMENT = Experiment(
     claim="Figs. 1.2 and 4.3: trained with Adam and nothing else, a Bayesian LeNet-5 is less "
     "accurate than a frequentist one on MNIST and CIFAR-10, where it reaches 97.74 % and 59.38 %.",
     theorem=False,
+    needs=("mnist", "cifar10"),
+    minutes=0.5,
     presets={
         "quick": VersusSettings(),
         # The score function is only dropped after these figures.

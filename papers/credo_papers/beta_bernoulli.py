@@ -107,6 +107,7 @@ EXPERIMENT = Experiment(
     "and with a Beta(3, 2) prior the maximum a posteriori is 0.6 (its mode weighs a − 1 and b − 1, "
     "not the a and b of the footnote, which would give 4/7).",
     theorem=True,
+    minutes=0.1,
     presets={"quick": CoinSettings(), "paper": CoinSettings()},
     run_one=run_one,
     check=check,

@@ -169,6 +169,8 @@ EXPERIMENT = Experiment(
     "networks. Its authors' paper (Meng et al. 2020): ±1 weights so trained classify MNIST nearly "
     "as well as full-precision ones. Here, less than one point of accuracy behind is near.",
     theorem=False,
+    needs=("mnist",),
+    minutes=4,
     presets={
         "quick": BinarySettings(epochs=12),
         # The cited paper's network and epochs, with our estimator and rates.

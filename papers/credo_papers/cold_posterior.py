@@ -257,6 +257,7 @@ EXPERIMENT = Experiment(
     "do, and are nearest to HMC's of the same temperature. (The equivalence itself is a theorem; "
     "how well a mean-field Gaussian follows is not.)",
     theorem=False,
+    minutes=3,
     presets={
         "quick": ColdSettings(),
         # The slides have no such experiment: the same with chains four times as long.

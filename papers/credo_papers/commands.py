@@ -5,6 +5,7 @@ from __future__ import annotations
 from json import dumps
 from pathlib import Path
 
+import joblib
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -16,6 +17,7 @@ from credo.types import Json
 from credo_papers import ledger
 from credo_papers.experiment import PRESETS, mean_and_error, summarise
 from credo_papers.registry import EXPERIMENTS, find
+from credo_papers.run_progress import duration_in_words, watched
 
 RUNS = "runs"
 """The folder of local runs unless another is given."""
@@ -23,29 +25,40 @@ RUNS = "runs"
 COLOURS = {"reproduced": "green", "not reproduced": "red", "inconclusive": "yellow"}
 
 
-def list_experiments(json: bool = False) -> None:
-    """Print every experiment: id, paper, claim, presets, and the ledger's verdict if it has one."""
-    verdicts = {id: entry["verdict"] for id, entry in ledger.committed().items()}
+def list_experiments(short: bool = False, json: bool = False) -> None:
+    """Print every experiment with its claim and the ledger's verdict if it has one.
+
+    Args:
+        short: A line each instead: verdict, what it needs, and how long the quick preset takes.
+        json: The rows of the ledger as JSON, with ``presets``, ``needs`` and ``minutes``.
+    """
+    verdicts = ledger.committed()
     rows = [
-        {
-            "id": e.id,
-            "paper": e.paper,
-            "claim": e.claim,
-            "presets": list(e.presets),
-            "theorem": e.theorem,
-            **({"verdict": verdicts[e.id]} if e.id in verdicts else {}),
-        }
+        (verdicts.get(e.id) or ledger.row_without_run(e))
+        | {"presets": list(e.presets), "needs": list(e.needs), "minutes": e.minutes}
         for e in EXPERIMENTS.values()
     ]
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
-        return
-    table = Table("experiment, verdict", "claim", show_lines=True)
+    elif short:
+        Console().print(_short_table(rows))
+    else:
+        table = Table("experiment, verdict", "claim", show_lines=True)
+        for r in rows:
+            table.add_row(f"{r['id']}\n{_coloured(r['verdict'])}", escape(r["claim"]))
+        Console().print(table)
+
+
+def _short_table(rows: list[Json]) -> Table:
+    table = Table(
+        Column("experiment", no_wrap=True), Column("verdict", no_wrap=True), Column("needs", no_wrap=True),
+        Column("quick", justify="right", no_wrap=True), box=None, padding=(0, 1, 0, 0), pad_edge=False,
+        caption="quick: about how long one seed takes on one core",
+    )  # fmt: skip
     for r in rows:
-        table.add_row(
-            f"{r['id']}\n{_coloured(r.get('verdict', 'not run yet'))}", escape(r["claim"])
-        )
-    Console().print(table)
+        duration = duration_in_words(60 * r["minutes"])
+        table.add_row(r["id"], _coloured(r["verdict"]), " ".join(r["needs"]), duration)
+    return table
 
 
 def run(
@@ -59,7 +72,17 @@ def run(
 
     Everything is kept in ``<folder>/<name>/<preset>``: one folder per seed, the figures, and
     ``verdict.json``. Seeds that are finished are not run again, and unfinished ones resume. A seed
-    that fails is reported and left out; if all fail, a `CredoError` says why.
+    that fails is reported and left out.
+
+    Args:
+        name: The experiment's id.
+        preset: "quick" or "paper".
+        seeds: How many seeds to repeat it with.
+        folder: Where runs are kept.
+        jobs: Processes to use at once; by default one for each core.
+
+    Raises:
+        CredoError: All seeds failed; the message says why the first did.
     """
     experiment = find(name)
     if preset not in PRESETS:
@@ -71,7 +94,12 @@ def run(
         {"experiment": experiment.id, "seed": seed, "settings": experiment.scale(preset)}
         for seed in range(seeds)
     ]
-    outcomes = run_many(_run_trial, trials, jobs, place, lambda trial: f"seed-{trial['seed']}")
+    jobs = min(jobs or joblib.cpu_count(), seeds)
+    seconds = 60 * experiment.minutes if preset == "quick" else None
+    with watched(place, seeds, jobs, experiment.presets[preset].epochs, seconds) as notice:
+        outcomes = run_many(
+            _run_trial, trials, jobs, place, _folder_of_seed, progress=False, notice=notice
+        )
     finished = [o for o in outcomes if o.result is not None]
     if not finished:
         raise CredoError(f"{experiment.id} failed with every seed; the first: {outcomes[0].error}")
@@ -86,7 +114,12 @@ def run(
 
 
 def claims(json: bool = False, folder: str | Path = RUNS) -> None:
-    """Print the committed verdicts together with those of the runs in ``folder``, which win."""
+    """Print the committed verdicts together with those of local runs, which win.
+
+    Args:
+        json: Print the rows as JSON instead of a table.
+        folder: Where the local runs are.
+    """
     entries = ledger.committed() | ledger.local(folder)
     rows = [entries[id] for id in sorted(entries)]
     if json:
@@ -94,10 +127,14 @@ def claims(json: bool = False, folder: str | Path = RUNS) -> None:
         return
     table = Table(Column("claim, verdict, scale", max_width=28), "in words", show_lines=True)
     for r in rows:
-        kind = " (a theorem)" if r["theorem"] else ""
+        kind = " (a theorem)" if r["theorem"] else " (ours)" if r["ours"] else ""
         facts = f"[bold]{r['id']}[/]{kind}\n{_qualified(r)}\n[dim]{_scale_in_words(r)}[/]"
         table.add_row(facts, escape(r["claim"]))
     Console().print(table)
+
+
+def _folder_of_seed(trial: Json) -> str:
+    return f"seed-{trial['seed']}"
 
 
 def _run_trial(trial: Json, folder: Path | None) -> Json:
@@ -136,8 +173,8 @@ def _qualified(entry: Json) -> str:
     return _coloured(entry["verdict"]) + qualification
 
 
-def _coloured(verdict: str) -> str:
-    return f"[{COLOURS.get(verdict, 'dim')}]{verdict}[/]"
+def _coloured(verdict: str | None) -> str:
+    return f"[{COLOURS.get(verdict or '', 'dim')}]{verdict or 'not run yet'}[/]"
 
 
 def _scale_in_words(entry: Json) -> str:

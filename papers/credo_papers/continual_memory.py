@@ -124,6 +124,8 @@ EXPERIMENT = Experiment(
     claim="Memorable examples: FROMP's accuracy rises with the size of its memory, and where that "
     "is small the examples with the largest Λ(x) keep more of the old tasks than random ones.",
     theorem=False,
+    needs=("mnist",),
+    minutes=3,
     presets={
         "quick": MemorySettings(
             stream="permuted", data="mnist", tasks=5, net="100-100", num_data=2000, epochs=10,

@@ -38,6 +38,8 @@ EXPERIMENT = Experiment(
     claim="FROMP's table: on permuted MNIST (ten tasks, single head) FROMP's average accuracy, "
     "94.9 %, is above that of VCL (90 to 93), which is above SI (86) and EWC (84).",
     theorem=False,
+    needs=("mnist",),
+    minutes=10,
     presets={
         "quick": ContinualSettings(
             stream="permuted", data="mnist", tasks=10, net="100-100", num_data=2000, epochs=10,

@@ -46,6 +46,8 @@ EXPERIMENT = Experiment(
     "average accuracy, 76.2 %, is above that of SI (73.5), EWC (71.6) and VCL with a coreset "
     "(67.4), and below that of joint training (78.1).",
     theorem=False,
+    needs=("cifar10",),
+    minutes=6,
     presets={
         "quick": ContinualSettings(
             stream="split", data="cifar10", tasks=5, net="conv 16-16-32-32, 128", num_data=1000,

@@ -53,6 +53,8 @@ EXPERIMENT = Experiment(
     "99.0 %, is above that of EWC (63.1) and VCL (97.0 to 98.4) and level with SI (98.9). "
     "Here: FROMP above EWC and VCL, and SI above EWC.",
     theorem=False,
+    needs=("mnist",),
+    minutes=4,
     presets={
         "quick": ContinualSettings(
             stream="split", data="mnist", tasks=5, net="256-256", num_data=2000, epochs=10,

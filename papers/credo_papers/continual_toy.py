@@ -246,6 +246,7 @@ EXPERIMENT = Experiment(
     "memorable points keeps the boundary of old tasks, a quadratic penalty on weights (EWC) "
     "loses it. Here: accuracy on old tasks at the end above 0.9 for FROMP and below for EWC.",
     theorem=False,
+    minutes=0.5,
     presets={"quick": ToySettings(epochs=50), "paper": ToySettings(epochs=200, num_data=500)},
     run_one=run_one,
     check=check,

@@ -129,6 +129,8 @@ EXPERIMENT = Experiment(
     "scales' improve training on CIFAR-10 over constant rates of 10⁻³ and 10⁻⁴, and make no "
     "difference on MNIST; the KL falls in every run.",
     theorem=False,
+    needs=("mnist", "cifar10"),
+    minutes=0.6,
     presets={"quick": PlateauSettings(), "paper": PlateauSettings(**PAPER)},
     run_one=run_one,
     check=check,

@@ -12,7 +12,7 @@ from scipy import stats
 
 from credo.types import Json
 
-Judgement = Literal["reproduced", "not reproduced", "inconclusive"]
+Judgement = Literal["reproduced", "not reproduced", "inconclusive", "not testable here"]
 JUDGEMENTS: tuple[str, ...] = get_args(Judgement)
 PRESETS = ("quick", "paper")
 
@@ -40,15 +40,25 @@ class Verdict:
     numbers: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment(Generic[S]):
     """One claim of a paper and the code that tests it.
 
-    ``claim`` is what the paper says, in our words and with its place. ``theorem`` marks what holds
-    exactly rather than on average. ``presets`` has "quick" (minutes on two cores) and "paper" (the
-    original setting). ``run_one(settings, seed, folder)`` is one seed's run: numbers, and lists of
-    numbers for the figures. ``check(results)`` judges the results of all seeds together;
-    ``figures(results, folder)`` draws them and returns the files.
+    Args:
+        id: The number of the work that makes the claim, and a name: ``003-kl-weights``.
+        paper: The number alone; the bibliography says which work it is.
+        claim: What the paper says, in our words and with its place.
+        theorem: Whether it holds exactly rather than on average.
+        presets: "quick" (minutes on two cores) and "paper" (the original setting).
+        run_one: ``run_one(settings, seed, folder)`` is one seed's run: numbers, and lists of
+            numbers for the figures.
+        check: ``check(results)`` judges the results of all seeds together.
+        figures: ``figures(results, folder)`` draws them and returns the files.
+        minutes: About how long one seed of the quick preset takes on one core: reckoned from the
+            number and size of its trainings, to tell seconds from an hour.
+        needs: What the quick preset reads from the folder that CREDO_DATA names, and packages
+            beyond those of Credo.
+        ours: Whether the statement is our own, about the paper's subject, instead of the paper's.
     """
 
     id: str
@@ -59,6 +69,9 @@ class Experiment(Generic[S]):
     run_one: Callable[[S, int, Path], Json]
     check: Callable[[list[Json]], Verdict]
     figures: Callable[[list[Json], Path], list[Path]]
+    minutes: float
+    needs: tuple[str, ...] = ()
+    ours: bool = False
 
     def scale(self, preset: str) -> Json:
         """The scale a verdict holds at: preset, network, data size, epochs and the other knobs."""

@@ -345,6 +345,7 @@ EXPERIMENT = Experiment(
     "(The slides' loss is a picture; here a bowl with a narrow, slightly deeper hole. Ours: it is "
     "depth against width, so at low temperature the sharp minimum wins.)",
     theorem=False,
+    minutes=0.2,
     presets={"quick": FlatSettings(), "paper": FlatSettings(starts=20, temperatures=FINE)},
     run_one=run_one,
     check=check,

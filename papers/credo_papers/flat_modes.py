@@ -171,6 +171,8 @@ EXPERIMENT = Experiment(
     "Here: noise on the weights raises the training loss less at VL's mean than at MAP's mode, and "
     "VL has a lower test NLL than MAP and than Laplace.",
     theorem=False,
+    needs=("fashion-mnist",),
+    minutes=0.6,
     presets={
         "quick": ModeSettings(epochs=40),
         "paper": ModeSettings(

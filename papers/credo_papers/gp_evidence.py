@@ -167,6 +167,7 @@ EXPERIMENT = Experiment(
     "the prior precision, width and noise with the most evidence lose less than half of what a "
     "random choice from the grid loses.",
     theorem=False,
+    minutes=0.7,
     presets={
         "quick": EvidenceSettings(),
         "paper": EvidenceSettings(

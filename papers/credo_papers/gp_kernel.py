@@ -144,6 +144,8 @@ EXPERIMENT = Experiment(
     "more alike to it than to the others, in every class, and by a larger margin than before "
     "training.",
     theorem=False,
+    needs=("mnist",),
+    minutes=0.4,
     presets={"quick": KernelSettings(), "paper": KernelSettings(num_data=60_000, epochs=20)},
     run_one=run_one,
     check=check,

@@ -173,6 +173,7 @@ EXPERIMENT = Experiment(
     "the data. Here: on a sine with a gap and on data like Snelson's its model standard deviation "
     "is larger in the gap and beyond the ends than at the training inputs.",
     theorem=False,
+    minutes=0.3,
     presets={
         "quick": RegressionSettings(),
         "paper": RegressionSettings(epochs=10_000, grid=1000),

@@ -218,6 +218,8 @@ EXPERIMENT = Experiment(
     "average over training and at its end, against uniform choice with as many gradient steps. "
     "Apart from the claim: wrong labels are chosen more often than they occur.",
     theorem=False,
+    needs=("mnist",),
+    minutes=1,
     presets={
         "quick": ImportantSettings(epochs=25),
         "paper": ImportantSettings(net="LeNet-5", num_data=60_000, epochs=80, test_images=10_000),

@@ -129,6 +129,8 @@ EXPERIMENT = Experiment(
     claim="Appendix A, fig. A.1: the initial standard deviation of q trades off. Too small, and "
     "the network is as good as frequentist; too large, and it performs poorly.",
     theorem=False,
+    needs=("mnist",),
+    minutes=0.5,
     presets={
         "quick": RhoSettings(net="784-100-10", data="mnist", num_data=10_000, epochs=4),
         "paper": RhoSettings(

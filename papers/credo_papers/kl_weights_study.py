@@ -126,6 +126,8 @@ EXPERIMENT = Experiment(
     "a worse KL and total loss; their order does not matter; no KL at all is the most accurate; "
     "and λ = 1 ± 0.03 is worse than 1 in accuracy and KL.",
     theorem=False,
+    needs=("mnist", "cifar10"),
+    minutes=1,
     presets={"quick": WeightSettings(), "paper": WeightSettings(**PAPER)},
     run_one=run_one,
     check=check,

@@ -15,7 +15,9 @@ from credo.errors import FileFormatError
 from credo.types import Json
 from credo_papers.experiment import JUDGEMENTS, PRESETS, Experiment, Verdict
 
-KEYS = ("id", "paper", "claim", "verdict", "numbers", "seeds", "scale", "theorem", "command")
+KEYS = (
+    "id", "paper", "claim", "verdict", "numbers", "seeds", "scale", "theorem", "ours", "command"
+)  # fmt: skip
 
 
 def row(experiment: Experiment[Any], preset: str, seeds: Sequence[int], verdict: Verdict) -> Json:
@@ -29,8 +31,30 @@ def row(experiment: Experiment[Any], preset: str, seeds: Sequence[int], verdict:
         "seeds": list(seeds),
         "scale": experiment.scale(preset),
         "theorem": experiment.theorem,
-        "command": f"credo run {experiment.id} --preset {preset} --seeds {max(seeds) + 1}",
+        "ours": experiment.ours,
+        "command": command(experiment, preset, max(seeds) + 1),
     }
+
+
+def row_without_run(experiment: Experiment[Any]) -> Json:
+    """What there is to say of an experiment that nobody has run yet: its verdict is None."""
+    return {
+        "id": experiment.id,
+        "paper": experiment.paper,
+        "claim": experiment.claim,
+        "verdict": None,
+        "numbers": {},
+        "seeds": [],
+        "scale": experiment.scale("quick"),
+        "theorem": experiment.theorem,
+        "ours": experiment.ours,
+        "command": command(experiment, "quick", 3),
+    }
+
+
+def command(experiment: Experiment[Any], preset: str, seeds: int) -> str:
+    """What to type to run it again."""
+    return f"credo run {experiment.id} --preset {preset} --seeds {seeds}"
 
 
 def write(path: Path, entry: Json) -> None:
@@ -51,17 +75,18 @@ def local(folder: str | Path) -> dict[str, Json]:
 
     They are marked by ``scale["run"] == "local"``.
     """
-    found: dict[str, Json] = {}
+    entries: dict[str, Json] = {}
     for preset in PRESETS:
         for path in sorted(Path(folder).glob(f"*/{preset}/verdict.json")):
             entry = _read(path)
-            found[entry["id"]] = entry | {"scale": {**entry["scale"], "run": "local"}}
-    return found
+            entries[entry["id"]] = entry | {"scale": {**entry["scale"], "run": "local"}}
+    return entries
 
 
 def _read(path: Path | Traversable) -> Json:
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        # Before statements were marked as our own, all were the papers'.
+        entry = {"ours": False} | json.loads(path.read_text(encoding="utf-8"))
         if entry["verdict"] not in JUDGEMENTS or not isinstance(entry["scale"], dict):
             raise ValueError(f"its verdict is {entry['verdict']!r}")
         return {key: entry[key] for key in KEYS}

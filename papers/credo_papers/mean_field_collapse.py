@@ -248,6 +248,7 @@ EXPERIMENT = Experiment(
     "that of a functional in which N has no part. (The document says KL → 0 without a rate; that "
     "it is 1/N, and its constant, are our own sharpening.)",
     theorem=True,
+    minutes=0.1,
     presets={
         "quick": CollapseSettings(),
         "paper": CollapseSettings(widths=(10, 100, 1000, 10_000, 100_000, 1_000_000)),

@@ -168,6 +168,8 @@ EXPERIMENT = Experiment(
     "with a small one plain. Here: the most relevant tenth of test images is misclassified more "
     "often than the least relevant on MNIST and CIFAR-10, and people disagree more on its labels.",
     theorem=False,
+    needs=("mnist", "cifar10", "cifar10h"),
+    minutes=1.5,
     presets={
         "quick": MemorableSettings(),
         "paper": MemorableSettings(num_data=60_000, epochs=50),

@@ -120,6 +120,8 @@ EXPERIMENT = Experiment(
     "frequentist one is more confident about images of Gaussian noise than the Bayesian one. (The "
     "figure is one hand-picked image; here the mean over many.)",
     theorem=False,
+    needs=("mnist",),
+    minutes=4,
     presets={
         "quick": NoiseSettings(epochs=5),
         # Adam at one rate for means and scales, as in the thesis's chapter 5; its initial σ of

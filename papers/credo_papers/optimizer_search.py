@@ -208,6 +208,8 @@ EXPERIMENT = Experiment(
     "LeNet-5 on CIFAR-10 to higher mean accuracy with less spread than Adam and RAdam, some of "
     "whose runs reach 30 % and fall back to guessing.",
     theorem=False,
+    needs=("cifar10",),
+    minutes=4,
     presets={"quick": SearchSettings(), "paper": SearchSettings(**PAPER, draws=97)},
     run_one=run_one,
     check=check,

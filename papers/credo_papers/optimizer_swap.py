@@ -241,6 +241,8 @@ EXPERIMENT = Experiment(
     "10 %, a lower calibration error, and foreign images told better. (The slide's own case is "
     "ImageNet.)",
     theorem=False,
+    needs=("mnist", "notmnist", "cifar10", "svhn"),
+    minutes=5,
     presets={
         # Few images, so that eight epochs of four methods take some five minutes; the temperature
         # is that of Balanced(0.1). In 632 steps β₂ = 0.999 keeps 53 % of the first curvature.

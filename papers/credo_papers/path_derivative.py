@@ -111,6 +111,8 @@ EXPERIMENT = Experiment(
     claim="Fig. 5.1: dropping the score function from the gradient, so that only the path "
     "derivative is left, gives better accuracy on CIFAR-10 and makes no difference on MNIST.",
     theorem=False,
+    needs=("mnist", "cifar10"),
+    minutes=0.4,
     presets={"quick": PathSettings(), "paper": PathSettings(**PAPER)},
     run_one=run_one,
     check=check,

@@ -274,6 +274,7 @@ EXPERIMENT = Experiment(
     "So L2 needs its own function of σ (a and b of the slide exchanged), L1 and the group lasso of "
     "Gaussian means have no prior, and averaged or Dirac penalties have the expected ones.",
     theorem=True,
+    minutes=0.2,
     presets={"quick": GallerySettings(), "paper": GallerySettings()},
     run_one=run_one,
     check=check,

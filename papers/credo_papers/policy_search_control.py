@@ -248,6 +248,8 @@ EXPERIMENT = Experiment(
     "exploration for reinforcement learning. That it learns faster than noise on actions is "
     "said by a paper the slides cite (Rückstieß et al. 2010); tested on CartPole-v1.",
     theorem=False,
+    needs=("gymnasium",),
+    minutes=1,
     presets={
         "quick": ControlSettings(num_data=400),
         # No document gives a setting; this one is longer.

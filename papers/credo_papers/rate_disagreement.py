@@ -236,6 +236,9 @@ EXPERIMENT = Experiment(
     "the better ELBO (002), scales that learn ten times slower the better accuracy (003), and "
     "each holds at the other's parametrisation and initial scale too: the measures disagree.",
     theorem=False,
+    ours=True,
+    needs=("cifar10",),
+    minutes=2,
     presets={
         "quick": CrossSettings(),
         "paper": CrossSettings(

@@ -143,6 +143,8 @@ EXPERIMENT = Experiment(
     "unstable for α_μ of 0.1 or more; Adam has an optimal α_μ, and the larger its α_σ the lower "
     "the KL.",
     theorem=False,
+    needs=("cifar10",),
+    minutes=3.5,
     presets={
         "quick": RateGridSettings(),
         "paper": RateGridSettings(

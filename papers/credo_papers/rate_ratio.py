@@ -88,6 +88,8 @@ EXPERIMENT = Experiment(
     claim="Fig. 5.10: with Adam the rate of the means should be at least ten times that of the "
     "scales, for the sake of accuracy on CIFAR-10.",
     theorem=False,
+    needs=("cifar10",),
+    minutes=0.5,
     presets={"quick": RatioSettings(), "paper": RatioSettings(**PAPER)},
     run_one=run_one,
     check=check,

@@ -331,6 +331,7 @@ EXPERIMENT = Experiment(
     "one choose the less risky option. (The slides have a picture; here synthetic catalogues with "
     "a known truth, a straight and a bent fit, and a design for 10 % in 50 years.)",
     theorem=False,
+    minutes=0.5,
     presets={"quick": RiskSettings(), "paper": RiskSettings(catalogues=400, samples=4000)},
     run_one=run_one,
     check=check,

@@ -386,6 +386,8 @@ EXPERIMENT = Experiment(
     "another network and method; here entropy and mutual information over all test pixels of "
     "CamVid, for a small U-Net learned with IVON.)",
     theorem=False,
+    needs=("camvid",),
+    minutes=5,
     presets={
         "quick": SegmentationSettings(epochs=12, reduction=2),
         "paper": SegmentationSettings(epochs=300, prediction_samples=32),

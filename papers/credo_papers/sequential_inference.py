@@ -261,6 +261,7 @@ EXPERIMENT = Experiment(
     "models. Held against it: a point estimate refitted by gradient descent to the newest data "
     "does not end where all data would put it.)",
     theorem=True,
+    minutes=0.1,
     presets={"quick": SequentialSettings(), "paper": SequentialSettings(num_data=2000)},
     run_one=run_one,
     check=check,

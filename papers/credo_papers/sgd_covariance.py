@@ -308,6 +308,7 @@ EXPERIMENT = Experiment(
     "covariance takes additional computation. (Erratum: with an arbitrary Σ the step is "
     "preconditioned descent, and its q is not the variational optimum.)",
     theorem=True,
+    minutes=0.2,
     presets={
         "quick": CovarianceSettings(),
         "paper": CovarianceSettings(sgd_steps=20_000, rates=(0.0025, 0.01, 0.04)),

@@ -174,6 +174,8 @@ EXPERIMENT = Experiment(
     "from the lower edge of the robust region (h = 1.5 on MNIST, 2 on CIFAR-10) to α = a(1 − μ) "
     "(a = 1.9 and 0.45); beyond is a region of death; the two cannot be tuned independently.",
     theorem=False,
+    needs=("mnist", "cifar10"),
+    minutes=2.5,
     presets={
         "quick": LandscapeSettings(),
         "paper": LandscapeSettings(

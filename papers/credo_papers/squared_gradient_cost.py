@@ -381,6 +381,8 @@ EXPERIMENT = Experiment(
     "others where they do not (5 % of labels flipped; noise twice what is assumed), however long "
     "it trains. Gauss–Newton and IVON give the exact ones in both cases.",
     theorem=False,
+    ours=True,
+    minutes=1,
     presets={
         "quick": CostSettings(),
         # The claim has no paper, so this is the same with more data and steps.

@@ -173,6 +173,7 @@ EXPERIMENT = Experiment(
     "the data, 'what the model does not know', than one that rests on a point estimate. (Pictures "
     "without numbers; here a network on two moons, mean-field inference against MAP.)",
     theorem=False,
+    minutes=0.3,
     presets={
         "quick": AwaySettings(epochs=200),
         "paper": AwaySettings(epochs=1000, samples=8, prediction_samples=1024),

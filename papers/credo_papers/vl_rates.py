@@ -200,6 +200,8 @@ EXPERIMENT = Experiment(
     "rises and its test NLL and accuracy get worse, at β = 1 and 0.1; Variational Laplace is "
     "robust; and VI stopped before its scales have moved behaves like MAP.",
     theorem=False,
+    needs=("cifar10",),
+    minutes=3,
     presets={
         # 18 runs of 640 steps: less than three minutes a seed. At multiplier 1 log σ moves by 1 at
         # most, a quarter of what it may in the document.

@@ -152,6 +152,7 @@ EXPERIMENT = Experiment(
     "(114.9, 43.2 and 41.8 s), and VI costs what MAP does. Here the processor time of one step "
     "of a PreactResNet-18 on CIFAR-sized images.",
     theorem=False,
+    minutes=0.5,
     presets={
         "quick": RuntimeSettings(batch_size=16, rounds=4),
         "paper": RuntimeSettings(batch_size=128, rounds=20),

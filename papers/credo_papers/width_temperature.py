@@ -134,6 +134,8 @@ EXPERIMENT = Experiment(
     "falls back to its prior. Ours, from its limit theorem: curves of different widths lie at "
     "least twice as close over τ as over η.",
     theorem=False,
+    needs=("mnist", "fashion-mnist"),
+    minutes=6,
     presets={
         "quick": WidthSettings(),
         "paper": WidthSettings(

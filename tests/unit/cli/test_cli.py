@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import credo
-from credo.cli import demo
+from credo.cli import demo_contest as demo
 from credo.cli import main as cli
+from credo.cli import papers
+from credo.cli.options import writable
 from credo.errors import DataError
 
 
@@ -70,7 +72,7 @@ def test_a_mistyped_command_line_is_one_line_and_code_2(
 
 def test_checking_a_folder_makes_none(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    assert cli._writable(folder) == folder
+    assert writable(folder) == folder
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,6 +109,43 @@ def test_ctrl_c_is_one_line_and_code_130(
     assert capsys.readouterr().err == "credo: interrupted\n"
 
 
+def test_ctrl_c_says_that_a_run_can_be_resumed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(papers, "papers", lambda: types.SimpleNamespace(run=interrupt))
+    assert cli.main(["run", "x", "--folder", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "credo: interrupted: run again to resume\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["list", "--short"], ["run", "x"], ["claims"], ["sweep", "x"]]
+)
+def test_without_the_papers_a_command_says_in_one_line_how_to_get_them(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(papers, "entry_points", lambda **_: ())
+    assert cli.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("credo: the experiments")
+    assert "pip install credo-papers" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_shows_no_value_beside_a_flag(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, "--help"] if command else ["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "<bool>" not in printed
+    assert "BOOLEAN" not in printed
+    assert "Args:" not in printed
+
+
 def test_warnings_are_one_line_without_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -129,14 +168,12 @@ def test_experiment_commands_reach_their_module(monkeypatch: pytest.MonkeyPatch)
     commands = types.SimpleNamespace(
         **{name: recorder(name) for name in ("list_experiments", "run", "claims")}
     )
-    package = types.ModuleType("credo_papers")
-    package.commands = commands
-    monkeypatch.setitem(sys.modules, "credo_papers", package)
+    monkeypatch.setattr(papers, "papers", lambda: commands)
     assert cli.main(["list", "--json"]) == 0
     assert cli.main(["run", "x", "--preset", "paper", "--seeds", "5", "--folder", "r"]) == 0
     assert cli.main(["claims"]) == 0
     assert calls == [
-        ("list_experiments", {"json": True}),
+        ("list_experiments", {"short": False, "json": True}),
         (
             "run",
             {"name": "x", "preset": "paper", "seeds": 5, "folder": Path("r"), "jobs": 2},
