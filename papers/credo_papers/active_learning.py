@@ -1,13 +1,13 @@
-r"""Document 004, "active deep learning": labels that uncertainty asks for teach more than others.
+r"""Khan (2019), "active deep learning": labels that uncertainty asks for teach more than others.
 
-The slides' first table credits Bayes with active learning and denies it to deep learning, and their
-last pages rank examples by Λ, "what do we need to know?". They show pictures, no numbers. Here a
+The tutorial's first table credits Bayes with active learning and denies it to deep learning, and
+its last pages rank examples by Λ, "what do we need to know?". It shows pictures, no numbers. Here a
 network begins with a few random labels of a pool, asks for some more, round after round, and is
 trained anew each time; acquisitions differ in nothing but which labels they ask for:
 
 * MNIST digits, Laplace's approximation of the last layer: random; the top of entropy, tr Λ
-  ("relevance", the slides' measure), BALD and leverage; BatchBALD and the determinant, which choose
-  a batch together;
+  ("relevance", the tutorial's measure), BALD and leverage; BatchBALD and the determinant, which
+  choose a batch together;
 * concrete strength (UCI), Laplace's approximation of all weights: random; the largest predictive
   variance (leverage gives the same order where the noise is the same everywhere); the determinant.
   Targets are scaled by the pool's mean and deviation, the same for all.
@@ -213,10 +213,10 @@ def _curve(prefix: str, history: History, metric: str) -> Json:
 EXPERIMENT = Experiment(
     id="004-active-learning",
     paper="004",
-    claim="Bayes 'can perform active learning', and the slides rank examples by Λ to find what a "
-    "model needs to know. (Pictures without numbers.) Here: with as many labels, a network is "
-    "better over the whole curve if tr Λ or BALD chose them than if chance did, on MNIST, and if "
-    "predictive variance did, on concrete strength.",
+    claim="Khan (2019): Bayes 'can perform active learning', and examples are ranked by Λ to find "
+    "what a model needs to know. (Pictures without numbers.) Here: with as many labels, a network "
+    "is better over the whole curve if tr Λ or BALD chose them than if chance did, on MNIST, and "
+    "if predictive variance did, on concrete strength.",
     theorem=False,
     needs=("mnist", "uci"),
     minutes=5,

@@ -1,4 +1,4 @@
-r"""Document 003, figures 5.6 and 5.7: is a low β₂ better for Adam?
+r"""Book (2020), figures 5.6 and 5.7: is a low β₂ better for Adam?
 
 The thesis draws (β₁, β₂), trains one epoch on MNIST and ten on CIFAR-10 and sees that "low values
 for β₂ give better performance", against the default of 0.999; it takes that for a vote for SGD.
@@ -25,7 +25,7 @@ from credo_papers.study_setup import (
     PAPER,
     SETS,
     SUCCESS,
-    Study,
+    SharedRuns,
     StudySettings,
     judge,
     margins,
@@ -47,13 +47,13 @@ class BetaSettings(StudySettings):
 
 def run_one(settings: BetaSettings, seed: int, folder: Path) -> Json:
     """The grid on both data sets: accuracies, a row for each β₂."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     result: Json = {"beta1": list(settings.beta1), "beta2": list(settings.beta2)}
     for data in SETS:
         epochs = settings.mnist_epochs if data == "mnist" else settings.epochs
         grid = [
             [
-                study.run(study.trial(data, epochs=epochs, options={"betas": [first, second]}))[
+                shared.run(shared.trial(data, epochs=epochs, options={"betas": [first, second]}))[
                     "accuracy"
                 ]
                 for first in settings.beta1
@@ -101,8 +101,8 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-adam-landscape",
     paper="003",
-    claim="Figs. 5.6 and 5.7: low values of Adam's β₂ train a Bayesian LeNet-5 better than the "
-    "default 0.999, on MNIST and CIFAR-10.",
+    claim="Book (2020), figs. 5.6 and 5.7: low values of Adam's β₂ train a Bayesian LeNet-5 better "
+    "than the default 0.999, on MNIST and CIFAR-10.",
     theorem=False,
     needs=("mnist", "cifar10"),
     minutes=2,

@@ -1,4 +1,4 @@
-r"""Document 003, figure 5.8: train means and scales in turns.
+r"""Book (2020), figure 5.8: train means and scales in turns.
 
 Adam at 10⁻³ on CIFAR-10, once as usual and once with some epochs for the means alone, then as many
 for the scales, and so on. The thesis sees that training the means lowers the NLL, training the
@@ -27,7 +27,7 @@ from credo_papers.experiment import Experiment, Verdict
 from credo_papers.study_figures import draw_curves, draw_seeds
 from credo_papers.study_setup import (
     PAPER,
-    Study,
+    SharedRuns,
     StudySettings,
     averages,
     judge,
@@ -52,10 +52,10 @@ class TurnSettings(StudySettings):
 
 def run_one(settings: TurnSettings, seed: int, folder: Path) -> Json:
     """As usual, and in turns."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     runs = {
-        "usual": study.run(study.trial(settings.data)),
-        "turns": study.run(study.trial(settings.data, schedule="alternate", turn=settings.turn)),
+        "usual": shared.run(shared.trial(settings.data)),
+        "turns": shared.run(shared.trial(settings.data, schedule="alternate", turn=settings.turn)),
     }
     return with_accuracies(runs) | {"data": settings.data, "turn": settings.turn}
 
@@ -128,8 +128,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-alternating",
     paper="003",
-    claim="Fig. 5.8: when means and scales are trained in turns, the means' turns lower the NLL "
-    "and the scales' turns the KL, and the accuracy is about that of training both at once.",
+    claim="Book (2020), fig. 5.8: when means and scales are trained in turns, the means' turns "
+    "lower the NLL and the scales' turns the KL, and the accuracy is about that of training both "
+    "at once.",
     theorem=False,
     needs=("cifar10",),
     minutes=0.5,

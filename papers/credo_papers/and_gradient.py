@@ -1,4 +1,4 @@
-r"""Document 003, eqs. 2.4.3 and 2.4.4: the gradient of the AND node's loss in the mean μ₁.
+r"""Book (2020), eqs. 2.4.3 and 2.4.4: the gradient of the AND node's loss in the mean μ₁.
 
 With w = μ + σε and a N(0, 1) prior, the derivatives of log q cancel sample by sample, so
 
@@ -124,7 +124,7 @@ def _likelihood_gradient(w: Tensor) -> Tensor:
 EXPERIMENT = Experiment(
     id="003-and-gradient",
     paper="003",
-    claim="Eq. 2.4.4, corrected: the gradient of the AND node's loss in a mean is "
+    claim="Book (2020), eq. 2.4.4, corrected: the gradient of the AND node's loss in a mean is "
     "E[−∂ log P(y|w)/∂w + w]. As printed, E[∂ log P(y|w)/∂w + 1], it is not the gradient.",
     theorem=True,
     minutes=0.1,

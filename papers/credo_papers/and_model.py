@@ -1,4 +1,4 @@
-r"""The Bayesian AND node of document 003 §2.4, exactly: posterior on a grid, ELBO by quadrature.
+r"""The Bayesian AND node of Book (2020) §2.4, exactly: posterior on a grid, ELBO by quadrature.
 
     y ~ Bernoulli(σ(f)),  f = w₁x₁ + w₂x₂ + b,      w = (w₁, w₂, b) ~ N(0, I),  q = N(μ, diag s²)
 
@@ -104,8 +104,8 @@ def mean_field_optimum(copies: float) -> DiagGaussian:
         (gradient,) = torch.autograd.grad(loss, point)
         return float(loss.detach()), gradient.numpy()
 
-    found = minimize(negative_elbo, np.zeros(6), jac=True, method="L-BFGS-B", tol=1e-12)
-    best = torch.from_numpy(found.x)
+    optimum = minimize(negative_elbo, np.zeros(6), jac=True, method="L-BFGS-B", tol=1e-12)
+    best = torch.from_numpy(optimum.x)
     return DiagGaussian(best[:3], best[3:].exp())
 
 

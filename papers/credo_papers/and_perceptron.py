@@ -1,4 +1,4 @@
-r"""Document 003 §2.4, fig. 2.2: a single Bayesian node learns AND.
+r"""Book (2020) §2.4, fig. 2.2: a single Bayesian node learns AND.
 
 Bayes-by-backprop as in the thesis: Gaussian q, N(0, 1) priors, one sample of the weights per step,
 one batch per epoch, Adam at 10⁻², q's initial spread from Kaiming's rule with two inputs. The
@@ -149,9 +149,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-and-perceptron",
     paper="003",
-    claim="§2.4, fig. 2.2: a single Bayesian node with N(0, 1) priors, trained by variational "
-    "inference with Adam at 1e-2 and one sample per step, learns AND. (The number of observations "
-    "is not given; with 100 it does, with 4 even the exact posterior does not.)",
+    claim="Book (2020), §2.4, fig. 2.2: a single Bayesian node with N(0, 1) priors, trained by "
+    "variational inference with Adam at 1e-2 and one sample per step, learns AND. (The number of "
+    "observations is not given; with 100 it does, with 4 even the exact posterior does not.)",
     theorem=False,
     minutes=0.1,
     presets={"quick": AndSettings(epochs=1000), "paper": AndSettings(epochs=2000)},

@@ -1,9 +1,9 @@
-r"""Document 000 on CIFAR-10: does balancing carry over to a residual network?
+r"""Huix et al. (2022) on CIFAR-10: does balancing carry over to a residual network?
 
-The document plots ResNet-20 against η with a line at η = 1, N being the number of parameters. Here
+The paper plots ResNet-20 against η with a line at η = 1, N being the number of parameters. Here
 networks of its structure with several widths (channels of the first stage) run over τ and at η = 1;
 the four statements and how they are decided: `credo_papers.temperature_setup`. They are
-sharper than the document, which has one width.
+sharper than the paper, which has one width.
 
 The prior is N(0, 1/5) on every weight; norm layers, here group norm so that examples don't mix, are
 point estimates without one.
@@ -98,9 +98,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="000-balanced-resnet",
     paper="000",
-    claim="Balancing carries over to a residual network on CIFAR-10: confidence falls with τ, an "
-    "intermediate τ has the best NLL, and at η = 1 the network falls back to its prior. Ours: "
-    "curves of different widths lie at least twice as close over τ as over η.",
+    claim="Huix et al. (2022): balancing carries over to a residual network on CIFAR-10: "
+    "confidence falls with τ, an intermediate τ has the best NLL, and at η = 1 the network falls "
+    "back to its prior. Ours: curves of different widths lie at least twice as close over τ as "
+    "over η.",
     theorem=False,
     needs=("cifar10", "svhn"),
     minutes=10,

@@ -1,4 +1,4 @@
-r"""Document 003, eqs. 2.0.4 and 2.0.5: a prior moves the estimate of a coin's probability.
+r"""Book (2020), eqs. 2.0.4 and 2.0.5: a prior moves the estimate of a coin's probability.
 
 The observations y = (0, 1) have the likelihood p(1 − p), largest at ½. With the prior Beta(a, b)
 the posterior is Beta(a + s, b + n − s), s successes in n observations, and its mode is
@@ -53,13 +53,13 @@ def run_one(settings: CoinSettings, seed: int, folder: Path) -> Json:
     s, n, a, b = settings.successes, settings.num_data, settings.a, settings.b
 
     def maximum(heads: float, tails: float) -> float:
-        found = minimize_scalar(
+        optimum = minimize_scalar(
             lambda p: -heads * np.log(p) - tails * np.log1p(-p),
             bounds=(0, 1),
             method="bounded",
             options={"xatol": 1e-12},
         )
-        return float(found.x)
+        return float(optimum.x)
 
     return {
         "mle": maximum(s, n - s),
@@ -103,9 +103,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-beta-bernoulli",
     paper="003",
-    claim="Eq. 2.0.5: after one failure and one success the maximum-likelihood probability is 0.5, "
-    "and with a Beta(3, 2) prior the maximum a posteriori is 0.6 (its mode weighs a − 1 and b − 1, "
-    "not the a and b of the footnote, which would give 4/7).",
+    claim="Book (2020), eq. 2.0.5: after one failure and one success the maximum-likelihood "
+    "probability is 0.5, and with a Beta(3, 2) prior the maximum a posteriori is 0.6 (its mode "
+    "weighs a − 1 and b − 1, not the a and b of the footnote, which would give 4/7).",
     theorem=True,
     minutes=0.1,
     presets={"quick": CoinSettings(), "paper": CoinSettings()},

@@ -1,10 +1,10 @@
-r"""Document 004, summary of deep learning: the straight-through estimator from Bernoulli weights.
+r"""Khan (2019), summary of deep learning: the straight-through estimator from Bernoulli weights.
 
-The slide says that the straight-through estimator for binary networks follows from the rule with a
-Bernoulli distribution over the weights; its reference is not in our text of the slides. The paper
-of its authors (Meng, Bachmann & Khan, 2020, arXiv:2002.10778) reports about 98.9 % on MNIST, near
-full precision, with three hidden layers of 2048 units and 500 epochs. Here a network 784-500-500-10
-without biases, each layer batch-normalised without trained gains, is trained in both ways.
+The tutorial says that the straight-through estimator for binary networks follows from the rule with
+a Bernoulli distribution over the weights; the paper of its authors (Meng, Bachmann & Khan, 2020,
+arXiv:2002.10778) reports about 98.9 % on MNIST, near full precision, with three hidden layers of
+2048 units and 500 epochs. Here a network 784-500-500-10 without biases, each layer batch-normalised
+without trained gains, is trained in both ways.
 
 The binary one is `BinaryNetwork`: λ ← λ − ρ(n·∇ℓ̄(w) + τ(λ − λ₀)) at one draw of signs w, ρ falling
 to zero as a cosine; the other takes Adam's default rate throughout. ρ, τ and the logits' scale were
@@ -165,9 +165,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="004-binary-mnist",
     paper="004",
-    claim="Summary of deep learning: STE is derived using a Bernoulli distribution for binary "
-    "networks. Its authors' paper (Meng et al. 2020): ±1 weights so trained classify MNIST nearly "
-    "as well as full-precision ones. Here, less than one point of accuracy behind is near.",
+    claim="Khan (2019), summary of deep learning: STE is derived using a Bernoulli distribution "
+    "for binary networks. Its authors' paper (Meng et al. 2020): ±1 weights so trained classify "
+    "MNIST nearly as well as full-precision ones. Here, less than one point of accuracy behind is "
+    "near.",
     theorem=False,
     needs=("mnist",),
     minutes=4,

@@ -1,6 +1,6 @@
-r"""Document 000, "tempered ELBO": ELBO_η is for the posterior L^{1/η}·P₀ what the ELBO is for L·P₀.
+r"""Huix et al. (2022): ELBO_η is for the posterior L^{1/η}·P₀ what the ELBO is for L·P₀.
 
-The slides state the equivalence and show the cold-posterior effect of Wenzel et al., found by
+The paper states the equivalence and shows the cold-posterior effect of Wenzel et al., found by
 Markov chains. (There the prior is cooled as well, e^{−U/T}; here, as in the statement, it is not.)
 On a network small enough for Hamiltonian Monte Carlo the statement can be looked at: HMC draws from
 L^{1/T}·P₀ at a grid of temperatures, mean-field VI maximises ELBO_T, SGLD goes along. A Gaussian
@@ -251,16 +251,16 @@ def _compare(distances: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Js
 EXPERIMENT = Experiment(
     id="000-cold-posterior",
     paper="000",
-    claim="Slide on the tempered ELBO: maximising −η·KL(q‖P₀) + E_q[log L] is variational "
-    "inference for the tempered posterior proportional to L^(1/η)·P₀. Read as: over a grid of "
-    "temperatures VI's predictions change as those of Hamiltonian Monte Carlo on that posterior "
-    "do, and are nearest to HMC's of the same temperature. (The equivalence itself is a theorem; "
-    "how well a mean-field Gaussian follows is not.)",
+    claim="Huix et al. (2022), the tempered ELBO: maximising −η·KL(q‖P₀) + E_q[log L] is "
+    "variational inference for the tempered posterior proportional to L^(1/η)·P₀. Read as: over a "
+    "grid of temperatures VI's predictions change as those of Hamiltonian Monte Carlo on that "
+    "posterior do, and are nearest to HMC's of the same temperature. (The equivalence itself is a "
+    "theorem; how well a mean-field Gaussian follows is not.)",
     theorem=False,
     minutes=3,
     presets={
         "quick": ColdSettings(),
-        # The slides have no such experiment: the same with chains four times as long.
+        # The paper has no such experiment: the same with chains four times as long.
         "paper": ColdSettings(
             epochs=2000, warmup=500, sgld_lr=1e-3, sgld_epochs=8000, vi_lr=0.01, vi_epochs=5000,
             temperatures=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),

@@ -51,10 +51,13 @@ def list_experiments(short: bool = False, json: bool = False) -> None:
 
 def _short_table(rows: list[Json]) -> Table:
     table = Table(
-        Column("experiment", no_wrap=True), Column("verdict", no_wrap=True), Column("needs", no_wrap=True),
-        Column("quick", justify="right", no_wrap=True), box=None, padding=(0, 1, 0, 0), pad_edge=False,
+        *(Column(heading, no_wrap=True) for heading in ("experiment", "verdict", "needs")),
+        Column("quick", justify="right", no_wrap=True),
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
         caption="quick: about how long one seed takes on one core",
-    )  # fmt: skip
+    )
     for r in rows:
         duration = duration_in_words(60 * r["minutes"])
         table.add_row(r["id"], _coloured(r["verdict"]), " ".join(r["needs"]), duration)

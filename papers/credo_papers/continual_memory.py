@@ -1,4 +1,4 @@
-r"""Document 004, memorable examples: a few that the network chooses are worth many random ones.
+r"""Khan (2019), memorable examples: a few that the network chooses are worth many random ones.
 
 FROMP's figure on the size of its memory: accuracy rises with the number of examples remembered of
 each task, and where memory is small those with the largest Λ(x) keep more of the old tasks than
@@ -121,8 +121,9 @@ def _with_memory(settings: MemorySettings, name: str, size: int) -> MemorySettin
 EXPERIMENT = Experiment(
     id="004-memory-size",
     paper="004",
-    claim="Memorable examples: FROMP's accuracy rises with the size of its memory, and where that "
-    "is small the examples with the largest Λ(x) keep more of the old tasks than random ones.",
+    claim="Khan (2019), memorable examples: FROMP's accuracy rises with the size of its memory, "
+    "and where that is small the examples with the largest Λ(x) keep more of the old tasks than "
+    "random ones.",
     theorem=False,
     needs=("mnist",),
     minutes=3,

@@ -1,4 +1,4 @@
-r"""Document 004, FROMP's table: permuted MNIST, ten tasks, one head.
+r"""Khan (2019), FROMP's table: permuted MNIST, ten tasks, one head.
 
 Published: FROMP 94.9 ± 0.1 %, improved VCL 93 ± 1 (94.6 ± 0.3 with a coreset; 90 and 93 before),
 SI 86, EWC 84. The rules (`credo_papers.continual_table`), written before any run of the
@@ -35,8 +35,8 @@ STRENGTHS: dict[str, Json] = {
 EXPERIMENT = Experiment(
     id="004-continual-permuted-mnist",
     paper="004",
-    claim="FROMP's table: on permuted MNIST (ten tasks, single head) FROMP's average accuracy, "
-    "94.9 %, is above that of VCL (90 to 93), which is above SI (86) and EWC (84).",
+    claim="Khan (2019), FROMP's table: on permuted MNIST (ten tasks, single head) FROMP's average "
+    "accuracy, 94.9 %, is above that of VCL (90 to 93), which is above SI (86) and EWC (84).",
     theorem=False,
     needs=("mnist",),
     minutes=10,

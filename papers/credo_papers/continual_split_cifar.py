@@ -1,4 +1,4 @@
-r"""Document 004, FROMP's table: split CIFAR, several heads, a convolutional network.
+r"""Khan (2019), FROMP's table: split CIFAR, several heads, a convolutional network.
 
 The paper has CIFAR-10 and then five tasks of ten classes of CIFAR-100. Published: joint training
 78.1 ± 0.3 %, FROMP 76.2 ± 0.4, separate networks 73.6 ± 0.4, SI 73.5 ± 0.5, EWC 71.6 ± 0.9, VCL
@@ -42,9 +42,9 @@ STRENGTHS: dict[str, Json] = {
 EXPERIMENT = Experiment(
     id="004-continual-split-cifar",
     paper="004",
-    claim="FROMP's table: on CIFAR-10 followed by five tasks of CIFAR-100 (multi-head) FROMP's "
-    "average accuracy, 76.2 %, is above that of SI (73.5), EWC (71.6) and VCL with a coreset "
-    "(67.4), and below that of joint training (78.1).",
+    claim="Khan (2019), FROMP's table: on CIFAR-10 followed by five tasks of CIFAR-100 "
+    "(multi-head) FROMP's average accuracy, 76.2 %, is above that of SI (73.5), EWC (71.6) and VCL "
+    "with a coreset (67.4), and below that of joint training (78.1).",
     theorem=False,
     needs=("cifar10",),
     minutes=6,

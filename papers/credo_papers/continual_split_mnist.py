@@ -1,4 +1,4 @@
-r"""Document 004, FROMP's table: split MNIST, five tasks of two digits, a head for each.
+r"""Khan (2019), FROMP's table: split MNIST, five tasks of two digits, a head for each.
 
 Published: FROMP 99.0 ± 0.1 %, SI 98.9, improved VCL 98.4 ± 0.4 (97.0 before), EWC 63.1. The rules
 (`credo_papers.continual_table`), written before any run of the verdict's seeds, ask whether
@@ -49,9 +49,9 @@ PAPER_STRENGTHS: dict[str, Json] = {
 EXPERIMENT = Experiment(
     id="004-continual-split-mnist",
     paper="004",
-    claim="FROMP's table: on split MNIST (five tasks, multi-head) FROMP's average accuracy, "
-    "99.0 %, is above that of EWC (63.1) and VCL (97.0 to 98.4) and level with SI (98.9). "
-    "Here: FROMP above EWC and VCL, and SI above EWC.",
+    claim="Khan (2019), FROMP's table: on split MNIST (five tasks, multi-head) FROMP's average "
+    "accuracy, 99.0 %, is above that of EWC (63.1) and VCL (97.0 to 98.4) and level with SI "
+    "(98.9). Here: FROMP above EWC and VCL, and SI above EWC.",
     theorem=False,
     needs=("mnist",),
     minutes=4,

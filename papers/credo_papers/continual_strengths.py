@@ -67,8 +67,8 @@ def study(experiment: Experiment[ContinualSettings]) -> Study:
 
 
 STUDIES = {
-    found.name: found
-    for found in map(
+    one.name: one
+    for one in map(
         study,
         (
             continual_split_mnist.EXPERIMENT,

@@ -1,4 +1,4 @@
-r"""Document 004, the slides' pictures: FROMP keeps the old boundary, EWC loses it.
+r"""Khan (2019), pictures of tasks in the plane: FROMP keeps the old boundary, EWC loses it.
 
 Five tasks in the plane, from left to right, each with a cloud of class 1 above one of class 0; in
 every other task both lie lower, so that the boundary through all of them winds. A network with a
@@ -128,8 +128,8 @@ def run_one(settings: ToySettings, seed: int, folder: Path) -> Json:
         "labels": [task.train[1].tolist() for task in stream],
     }
     for name, learners in tries.items():
-        found = [_learned(learner, stream) for learner in learners]
-        best = max(found, key=lambda f: float(np.mean(f["accuracy"][-1])))
+        outcomes = [_learned(learner, stream) for learner in learners]
+        best = max(outcomes, key=lambda f: float(np.mean(f["accuracy"][-1])))
         last = best["accuracy"][-1]
         result |= {
             f"{name}_old": float(np.mean(last[:-1])),
@@ -139,8 +139,8 @@ def run_one(settings: ToySettings, seed: int, folder: Path) -> Json:
             f"{name}_maps": best["maps"],
         }
         if name == "ewc":
-            result["ewc_strength"] = settings.strengths[found.index(best)]
-            result["ewc_grid"] = [float(np.mean(f["accuracy"][-1])) for f in found]
+            result["ewc_strength"] = settings.strengths[outcomes.index(best)]
+            result["ewc_grid"] = [float(np.mean(f["accuracy"][-1])) for f in outcomes]
     learner = tries["fromp"][0]
     assert isinstance(learner, FROMP)
     result["memory"] = [x.tolist() for x in learner.memory if isinstance(x, Tensor)]
@@ -242,9 +242,9 @@ def _model(seed: int) -> credo.Model:
 EXPERIMENT = Experiment(
     id="004-continual-toy",
     paper="004",
-    claim="The slides' pictures of continual learning in the plane: functional regularisation at "
-    "memorable points keeps the boundary of old tasks, a quadratic penalty on weights (EWC) "
-    "loses it. Here: accuracy on old tasks at the end above 0.9 for FROMP and below for EWC.",
+    claim="Khan (2019), pictures of continual learning in the plane: functional regularisation at "
+    "memorable points keeps the boundary of old tasks, a quadratic penalty on weights (EWC) loses "
+    "it. Here: accuracy on old tasks at the end above 0.9 for FROMP and below for EWC.",
     theorem=False,
     minutes=0.5,
     presets={"quick": ToySettings(epochs=50), "paper": ToySettings(epochs=200, num_data=500)},

@@ -1,4 +1,4 @@
-r"""Document 003, figure 5.11: let the NLL steer the means' rate and the KL the scales'.
+r"""Book (2020), figure 5.11: let the NLL steer the means' rate and the KL the scales'.
 
 Each rate starts at 10⁻³ and is divided by ten when what it watches has not fallen for two epochs.
 The thesis compares with constant rates of 10⁻³ and 10⁻⁴ (Adam): on CIFAR-10 the schedule "seems to
@@ -29,7 +29,7 @@ from credo_papers.experiment import Experiment, Verdict
 from credo_papers.study_figures import draw_curves, draw_seeds
 from credo_papers.study_setup import (
     PAPER,
-    Study,
+    SharedRuns,
     StudySettings,
     averages,
     judge,
@@ -55,12 +55,12 @@ class PlateauSettings(StudySettings):
 
 def run_one(settings: PlateauSettings, seed: int, folder: Path) -> Json:
     """Two constant rates and the schedule, on both data sets."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     runs, cuts = {}, 0
     for data in (settings.better, settings.equal):
-        runs[f"{data}_fast"] = study.run(study.trial(data, lr=1e-3))
-        runs[f"{data}_slow"] = study.run(study.trial(data, lr=1e-4))
-        runs[f"{data}_plateau"] = study.run(study.trial(data, lr=1e-3, schedule="dual plateau"))
+        runs[f"{data}_fast"] = shared.run(shared.trial(data, lr=1e-3))
+        runs[f"{data}_slow"] = shared.run(shared.trial(data, lr=1e-4))
+        runs[f"{data}_plateau"] = shared.run(shared.trial(data, lr=1e-3, schedule="dual plateau"))
         cuts += cuts_in(runs[f"{data}_plateau"])
     return with_accuracies(runs) | {
         "better": settings.better, "equal": settings.equal, "cuts": cuts
@@ -125,9 +125,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-dual-plateau",
     paper="003",
-    claim="Fig. 5.11: plateau schedules that watch the NLL for the means' rate and the KL for the "
-    "scales' improve training on CIFAR-10 over constant rates of 10⁻³ and 10⁻⁴, and make no "
-    "difference on MNIST; the KL falls in every run.",
+    claim="Book (2020), fig. 5.11: plateau schedules that watch the NLL for the means' rate and "
+    "the KL for the scales' improve training on CIFAR-10 over constant rates of 10⁻³ and 10⁻⁴, and "
+    "make no difference on MNIST; the KL falls in every run.",
     theorem=False,
     needs=("mnist", "cifar10"),
     minutes=0.6,

@@ -1,10 +1,10 @@
-r"""Document 004, "Optimization vs Bayes": a Gaussian learner leaves a sharp minimum for a flat one.
+r"""Khan (2019), "Optimization vs Bayes": a Gaussian learner leaves a sharp minimum for a flat one.
 
-The slides compare what the two kinds of learning rest at,
+The tutorial compares what the two kinds of learning rest at,
 
     optimisation  ∇ℓ(θ*) = 0,  ∇²ℓ(θ*) ≻ 0          Bayes  E_q*[∇ℓ] = 0,  S* = E_q*[∇²ℓ] ≻ 0
 
-and say, over a picture without axes, that the "Bayesian solution seeks 'flatter' minima". Here
+and says, over a picture without axes, that the "Bayesian solution seeks 'flatter' minima". Here
 
     ℓ(θ) = ½(θ − c)² − d·exp(−(θ − s)²/2w²)
 
@@ -340,10 +340,10 @@ def _switch(temperatures: Sequence[float], heights: dict[str, list[float]]) -> f
 EXPERIMENT = Experiment(
     id="004-flat-minimum",
     paper="004",
-    claim="Slides 'Optimization vs Bayes' and 'Robustness of Bayes: Example II': the Bayesian "
-    "solution rests where E_q[∇ℓ] = 0 and S = E_q[∇²ℓ], not where ∇ℓ = 0; it seeks flatter minima. "
-    "(The slides' loss is a picture; here a bowl with a narrow, slightly deeper hole. Ours: it is "
-    "depth against width, so at low temperature the sharp minimum wins.)",
+    claim="Khan (2019), 'Optimization vs Bayes' and 'Robustness of Bayes: Example II': the "
+    "Bayesian solution rests where E_q[∇ℓ] = 0 and S = E_q[∇²ℓ], not where ∇ℓ = 0; it seeks "
+    "flatter minima. (The tutorial's loss is a picture; here a bowl with a narrow, slightly deeper "
+    "hole. Ours: it is depth against width, so at low temperature the sharp minimum wins.)",
     theorem=False,
     minutes=0.2,
     presets={"quick": FlatSettings(), "paper": FlatSettings(starts=20, temperatures=FINE)},

@@ -1,7 +1,7 @@
-r"""Document 002 §1: Variational Laplace finds a flat mode, Laplace takes the one it is given.
+r"""Unlu & Aitchison (2021) §1: Variational Laplace finds a flat mode, Laplace takes any.
 
 "As the mode is discovered by standard gradient descent, it may be a narrow mode that generalises
-poorly", the document says of Laplace's method, and of its own that it "finds broad, flat modes even
+poorly", the paper says of Laplace's method, and of its own that it "finds broad, flat modes even
 in the absence of the stochastic sampling". It shows no figure of this. Here both are trained from
 the same weights at the same β, and flatness is asked of the modes alone: by how much does
 
@@ -80,12 +80,12 @@ def run_one(settings: ModeSettings, seed: int, folder: Path) -> Json:
     at_mode = trained(settings, data, laplace, seed, folder / "laplace")
     at_mean = trained(settings, data, variational, seed, folder / "vl")
     result: Json = {"noises": list(settings.noises)}
-    found = {
+    results = {
         "map": scores(at_mode, data.test, "mean", 1),
         "laplace": scores(at_mode, data.test, "linearised", settings.prediction_samples),
         "vl": scores(at_mean, data.test, "mean", 1),
     }
-    for name, values in found.items():
+    for name, values in results.items():
         result |= {f"{name}_{key}": value for key, value in values.items()}
     place = settings.noises.index(NOISE)
     for name, posterior in (("map", at_mode), ("vl", at_mean)):
@@ -166,10 +166,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="002-flat-modes",
     paper="002",
-    claim="§1: the mode that gradient descent finds for Laplace's method may be narrow and "
-    "generalise poorly; Variational Laplace finds a broad, flat one without sampling weights. "
-    "Here: noise on the weights raises the training loss less at VL's mean than at MAP's mode, and "
-    "VL has a lower test NLL than MAP and than Laplace.",
+    claim="Unlu & Aitchison (2021), §1: the mode that gradient descent finds for Laplace's method "
+    "may be narrow and generalise poorly; Variational Laplace finds a broad, flat one without "
+    "sampling weights. Here: noise on the weights raises the training loss less at VL's mean than "
+    "at MAP's mode, and VL has a lower test NLL than MAP and than Laplace.",
     theorem=False,
     needs=("fashion-mnist",),
     minutes=0.6,

@@ -1,6 +1,6 @@
-r"""Document 004, "DNN2GP": the process's marginal likelihood finds good hyperparameters.
+r"""Khan (2019), "DNN2GP": the process's marginal likelihood finds good hyperparameters.
 
-The paper behind the slides (Khan, Immer, Abedi & Korzepa, 2019, arXiv:1906.01930) draws −log p(ỹ)
+The paper it presents (Khan, Immer, Abedi & Korzepa, 2019, arXiv:1906.01930) draws −log p(ỹ)
 of the network's Gaussian process beside the test error against the prior's precision δ, the width
 of the network and the noise σ, on a noisy sine: both are low at the same place, and the first needs
 no test set. Here, as in the code behind it, inputs lie in three
@@ -83,9 +83,9 @@ def run_one(settings: EvidenceSettings, seed: int, folder: Path) -> Json:
         evidence, loss = [], []
         for value in grid:
             here = replace(settings, **{name: value})  # type: ignore[arg-type]
-            found = scored(here, data, test, seed)
-            evidence.append(-found["evidence"] / settings.num_data)
-            loss.append(found["nll" if name == "noise" else "error"])
+            scores = scored(here, data, test, seed)
+            evidence.append(-scores["evidence"] / settings.num_data)
+            loss.append(scores["nll" if name == "noise" else "error"])
         spread = float(np.mean(loss) - np.min(loss))
         regret = (loss[int(np.argmin(evidence))] - min(loss)) / max(spread, 1e-12)
         result |= {
@@ -162,10 +162,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="004-gp-evidence",
     paper="004",
-    claim="DNN2GP (the paper behind the slides, arXiv:1906.01930): the marginal likelihood of the "
-    "network's Gaussian process is best near the hyperparameters with the best test error. Here: "
-    "the prior precision, width and noise with the most evidence lose less than half of what a "
-    "random choice from the grid loses.",
+    claim="Khan, Immer, Abedi & Korzepa (2019), DNN2GP: the marginal likelihood of the network's "
+    "Gaussian process is best near the hyperparameters with the best test error. Here: the prior "
+    "precision, width and noise with the most evidence lose less than half of what a random choice "
+    "from the grid loses.",
     theorem=False,
     minutes=0.7,
     presets={

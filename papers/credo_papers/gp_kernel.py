@@ -1,6 +1,6 @@
-r"""Document 004, "DNN2GP": the kernel of a network trained on digits has a block for every class.
+r"""Khan (2019), "DNN2GP": the kernel of a network trained on digits has a block for every class.
 
-The paper behind the slides (Khan, Immer, Abedi & Korzepa, 2019, arXiv:1906.01930) shows the kernel
+The paper it presents (Khan, Immer, Abedi & Korzepa, 2019, arXiv:1906.01930) shows the kernel
 matrix JΣJᵀ of a LeNet-5 trained on MNIST, inputs sorted by class: blocks along the diagonal. Here
 LeNet-5 is trained by MAP, Laplace's diagonal Σ follows, and the kernel of `PER_CLASS` images of
 each class among the first 1,000 of the test set, summed over matching outputs, is made a
@@ -82,8 +82,8 @@ def run_one(settings: KernelSettings, seed: int, folder: Path) -> Json:
 
 def sorted_by_class(labels: Tensor, per_class: int, classes: int) -> tuple[Tensor, Tensor]:
     """The first images of every class, class by class, and their labels."""
-    found = [(labels == c).nonzero().flatten()[:per_class] for c in range(classes)]
-    chosen = torch.cat(found)
+    by_class = [(labels == c).nonzero().flatten()[:per_class] for c in range(classes)]
+    chosen = torch.cat(by_class)
     return chosen, labels[chosen]
 
 
@@ -139,10 +139,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="004-gp-kernel",
     paper="004",
-    claim="DNN2GP (the paper behind the slides, arXiv:1906.01930): the kernel matrix of a LeNet-5 "
-    "trained on MNIST, sorted by class, has blocks on its diagonal. Here: images of a class are "
-    "more alike to it than to the others, in every class, and by a larger margin than before "
-    "training.",
+    claim="Khan, Immer, Abedi & Korzepa (2019), DNN2GP: the kernel matrix of a LeNet-5 trained on "
+    "MNIST, sorted by class, has blocks on its diagonal. Here: images of a class are more alike to "
+    "it than to the others, in every class, and by a larger margin than before training.",
     theorem=False,
     needs=("mnist",),
     minutes=0.4,

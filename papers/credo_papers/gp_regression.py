@@ -1,11 +1,11 @@
-r"""Document 004, "DNN2GP": the Gaussian process of a trained network is unsure away from the data.
+r"""Khan (2019), "DNN2GP": the Gaussian process of a trained network is unsure away from the data.
 
-The slides turn a trained network into a Gaussian process; the paper behind them (Khan, Immer, Abedi
-& Korzepa, 2019, arXiv:1906.01930) draws its mean on one-dimensional regressions with two bands,
-f(x) ± √(JΣJᵀ + σ²), without numbers. Here a tanh network is
-trained on a sine with a gap and on data in the manner of Snelson's (200 points, dense on the left,
-a gap, and nothing beyond the ends), its Laplace approximation becomes a GP, and the model's part of
-the variance, JΣJᵀ, is read near the training inputs, in the gap and beyond the ends.
+The tutorial turns a trained network into a Gaussian process; the paper it presents (Khan, Immer,
+Abedi & Korzepa, 2019, arXiv:1906.01930) draws its mean on one-dimensional regressions with two
+bands, f(x) ± √(JΣJᵀ + σ²), without numbers. Here a tanh network is trained on a sine with a gap and
+on data in the manner of Snelson's (200 points, dense on the left, a gap, and nothing beyond the
+ends), its Laplace approximation becomes a GP, and the model's part of the variance, JΣJᵀ, is read
+near the training inputs, in the gap and beyond the ends.
 
 Rules of the verdict, written before the first run: with 95 % confidence over seeds, on both data
 sets, the mean log of the model's standard deviation
@@ -101,8 +101,8 @@ def run_one(settings: RegressionSettings, seed: int, folder: Path) -> Json:
         gp = to_gp(posterior)
         low, high = ENDS[name]
         grid = torch.linspace(low - BEYOND, high + BEYOND, settings.grid)[:, None]
-        found = gp.predict(grid)
-        spread = found.model_variance.sqrt().flatten()
+        predicted = gp.predict(grid)
+        spread = predicted.model_variance.sqrt().flatten()
         place = grid.flatten()
         gap = (place > GAPS[name][0]) & (place < GAPS[name][1])
         out = (place < low - 0.5) | (place > high + 0.5)
@@ -112,9 +112,9 @@ def run_one(settings: RegressionSettings, seed: int, folder: Path) -> Json:
             f"{name}_beyond_rise": float(spread[out].log().mean()) - near,
             f"{name}_error": float((gp.mean(test) - truth).square().mean().sqrt()) / settings.noise,
             f"{name}_grid": place.tolist(),
-            f"{name}_mean": found.mean.flatten().tolist(),
+            f"{name}_mean": predicted.mean.flatten().tolist(),
             f"{name}_model_std": spread.tolist(),
-            f"{name}_std": found.std.flatten().tolist(),
+            f"{name}_std": predicted.std.flatten().tolist(),
             f"{name}_x": x.flatten().tolist(),
             f"{name}_y": y.flatten().tolist(),
         }
@@ -169,9 +169,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="004-gp-uncertainty",
     paper="004",
-    claim="Slides on DNN2GP: the Gaussian process of a trained network is more uncertain away from "
-    "the data. Here: on a sine with a gap and on data like Snelson's its model standard deviation "
-    "is larger in the gap and beyond the ends than at the training inputs.",
+    claim="Khan (2019), DNN2GP: the Gaussian process of a trained network is more uncertain away "
+    "from the data. Here: on a sine with a gap and on data like Snelson's its model standard "
+    "deviation is larger in the gap and beyond the ends than at the training inputs.",
     theorem=False,
     minutes=0.3,
     presets={

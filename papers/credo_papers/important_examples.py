@@ -1,6 +1,6 @@
-r"""Document 004, "active deep learning": train on the examples with the largest Λ, by Adam.
+r"""Khan (2019), "active deep learning": train on the examples with the largest Λ, by Adam.
 
-"Select 'important' examples while training with Adam", the slide says above a picture without
+"Select 'important' examples while training with Adam", the tutorial says above a picture without
 numbers. Here every gradient step sees four batches of candidates and trains on a quarter of them:
 the largest tr Λ at the present weights (`credo.active.ImportantBatches`), half of those and half at
 random, or all at random, which is ordinary training. All take the same number of steps from the
@@ -17,9 +17,10 @@ The rules, written before any run, ask with 95 % confidence over seeds whether
 2. ``better``: so it is at the last checkpoint.
 
 Reproduced if both hold, not reproduced if one is refuted. The caveat is judged apart, as it is not
-the slides': ``noise_oversampled``, more flipped labels are chosen than there are among candidates,
-in the last half of training; ``noise_hurts``, the last test error is higher than uniform choice's.
-(To check the code, seed 100 was run for a third of the steps; nothing was changed after it.)
+the tutorial's: ``noise_oversampled``, more flipped labels are chosen than there are among
+candidates, in the last half of training; ``noise_hurts``, the last test error is higher than
+uniform choice's. (To check the code, seed 100 was run for a third of the steps; nothing was changed
+after it.)
 """
 
 from __future__ import annotations
@@ -213,10 +214,10 @@ def _error(net: nn.Module, test: tuple[Tensor, Tensor]) -> float:
 EXPERIMENT = Experiment(
     id="004-important-examples",
     paper="004",
-    claim="'Select important examples while training with Adam' (a picture without numbers). Here: "
-    "training on the quarter of the candidates with the largest tr Λ lowers the test error, on "
-    "average over training and at its end, against uniform choice with as many gradient steps. "
-    "Apart from the claim: wrong labels are chosen more often than they occur.",
+    claim="Khan (2019), 'Select important examples while training with Adam' (a picture without "
+    "numbers). Here: training on the quarter of the candidates with the largest tr Λ lowers the "
+    "test error, on average over training and at its end, against uniform choice with as many "
+    "gradient steps. Apart from the claim: wrong labels are chosen more often than they occur.",
     theorem=False,
     needs=("mnist",),
     minutes=1,

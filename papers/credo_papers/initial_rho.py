@@ -1,4 +1,4 @@
-r"""Document 003, appendix A, fig. A.1: the initial spread of q is a trade-off.
+r"""Book (2020), appendix A, fig. A.1: the initial spread of q is a trade-off.
 
 With σ = ln(1 + e^ρ), all weights start at the same ρ₀. The thesis finds that a σ₀ chosen too small
 loses the benefits of being Bayesian and one too large costs performance, and settles on ρ₀ = −10.
@@ -126,8 +126,8 @@ def _key(measure: str, rho: float) -> str:
 EXPERIMENT = Experiment(
     id="003-initial-rho",
     paper="003",
-    claim="Appendix A, fig. A.1: the initial standard deviation of q trades off. Too small, and "
-    "the network is as good as frequentist; too large, and it performs poorly.",
+    claim="Book (2020), appendix A, fig. A.1: the initial standard deviation of q trades off. Too "
+    "small, and the network is as good as frequentist; too large, and it performs poorly.",
     theorem=False,
     needs=("mnist",),
     minutes=0.5,

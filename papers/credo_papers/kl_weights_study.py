@@ -1,4 +1,4 @@
-r"""Document 003, figure 5.2: how to share the KL out over the minibatches of an epoch.
+r"""Book (2020), figure 5.2: how to share the KL out over the minibatches of an epoch.
 
 Batch i of M gets the share π_i = λ^i/Σλ^k of the KL. λ = 1 is 1/M for all, λ = ½ puts nearly all of
 it on the first few batches (Blundell et al.), λ = 2 on the last few, λ = 0 stands for no KL at all.
@@ -32,7 +32,7 @@ from credo_papers.study_setup import (
     MEASURES,
     PAPER,
     SETS,
-    Study,
+    SharedRuns,
     StudySettings,
     averages,
     judge,
@@ -55,10 +55,10 @@ class WeightSettings(StudySettings):
 
 def run_one(settings: WeightSettings, seed: int, folder: Path) -> Json:
     """Every λ on every data set, from the same weights."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     runs = {
-        f"{data}_{ratio:g}": study.run(
-            study.trial(data, kl_weights="uniform" if ratio == 1 else ratio)
+        f"{data}_{ratio:g}": shared.run(
+            shared.trial(data, kl_weights="uniform" if ratio == 1 else ratio)
         )
         for data in settings.data
         for ratio in RATIOS
@@ -122,9 +122,9 @@ def _most(values: Sequence[float]) -> float:
 EXPERIMENT = Experiment(
     id="003-kl-weights",
     paper="003",
-    claim="Fig. 5.2: shares λ^i of the KL with λ = ½ or 2 give better accuracy than equal ones but "
-    "a worse KL and total loss; their order does not matter; no KL at all is the most accurate; "
-    "and λ = 1 ± 0.03 is worse than 1 in accuracy and KL.",
+    claim="Book (2020), fig. 5.2: shares λ^i of the KL with λ = ½ or 2 give better accuracy than "
+    "equal ones but a worse KL and total loss; their order does not matter; no KL at all is the "
+    "most accurate; and λ = 1 ± 0.03 is worse than 1 in accuracy and KL.",
     theorem=False,
     needs=("mnist", "cifar10"),
     minutes=1,

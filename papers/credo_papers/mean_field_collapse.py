@@ -1,4 +1,4 @@
-r"""Document 000, its two propositions: collapse at η = 1, and balance at η = τp/N.
+r"""Huix et al. (2022), two propositions: collapse at η = 1, and balance at η = τp/N.
 
 The network is f(x) = (1/N) Σ_j a_j relu(⟨b_j, x⟩), its prior N(0, 1/5) on every weight, and q a
 diagonal Gaussian. Expectations are exact or by cubature, nothing is sampled: see
@@ -16,7 +16,7 @@ functional F, which fits the data. For each loss:
 3. ``gap``: at one θ, |ELBO − F̃|·N/p is the same number for all widths (relative 1e-6) for the
    squared loss, and for the cross-entropy within 1 % for the three widest.
 
-The document states KL → 0 and |ELBO − F̃| ≤ C·p/N. The rate 1/N of the collapse and its constant are
+The paper states KL → 0 and |ELBO − F̃| ≤ C·p/N. The rate 1/N of the collapse and its constant are
 ours. Reproduced if all hold in every seed; seeds draw the noise of the data and where the atoms
 start. The ±0.05 is older than the code; the other tolerances were chosen when trial runs of seeds 0
 and 1 had been seen, whose deviations were a tenth of them or less.
@@ -95,8 +95,8 @@ def run_one(settings: CollapseSettings, seed: int, folder: Path) -> Json:
             scale=prior.scale.expand(shape),
         )
         limit = problem.best_limit(settings.tau, start)
-        found = _at_widths(settings, problem, limit)
-        result |= {f"{name}_{key}": values for key, values in found.items()}
+        measured = _at_widths(settings, problem, limit)
+        result |= {f"{name}_{key}": values for key, values in measured.items()}
         result[f"{name}_limit_kl"] = float(limit.kl().mean())
         result[f"{name}_collapse_constant"] = problem.collapse_constant()
     return result
@@ -104,7 +104,7 @@ def run_one(settings: CollapseSettings, seed: int, folder: Path) -> Json:
 
 def _at_widths(settings: CollapseSettings, problem: MeanFieldProblem, limit: Neurons) -> Json:
     target = _predictions(problem, limit)
-    found: dict[str, list[float]] = {
+    measured: dict[str, list[float]] = {
         name: []
         for name in ("kl", "output", "balanced_kl", "distance", "gap_constant", "shortfall")
     }
@@ -116,13 +116,13 @@ def _at_widths(settings: CollapseSettings, problem: MeanFieldProblem, limit: Neu
         scale = width / problem.num_data
         missing = problem.tempered_limit(at_limit, eta) - problem.elbo(balanced, eta)
         difference = _predictions(problem, balanced) - target
-        found["kl"].append(float(problem.total_kl(collapsed)))
-        found["output"].append(float(_predictions(problem, collapsed).abs().mean()))
-        found["balanced_kl"].append(float(balanced.kl().mean()))
-        found["distance"].append(float(difference.square().mean().sqrt()))
-        found["gap_constant"].append(float(problem.gap(at_limit)) * scale)
-        found["shortfall"].append(float(missing) * scale)
-    return found
+        measured["kl"].append(float(problem.total_kl(collapsed)))
+        measured["output"].append(float(_predictions(problem, collapsed).abs().mean()))
+        measured["balanced_kl"].append(float(balanced.kl().mean()))
+        measured["distance"].append(float(difference.square().mean().sqrt()))
+        measured["gap_constant"].append(float(problem.gap(at_limit)) * scale)
+        measured["shortfall"].append(float(missing) * scale)
+    return measured
 
 
 def _predictions(problem: MeanFieldProblem, q: Neurons) -> Tensor:
@@ -242,11 +242,11 @@ def _draw_gap(axes: Axes, results: list[Json], name: str, colour: str) -> None:
 EXPERIMENT = Experiment(
     id="000-collapse",
     paper="000",
-    claim="Propositions on the ELBO of a wide two-layer network with product priors, for the "
-    "squared loss and the cross-entropy: at η = 1 the KL from the prior of the optimal posterior "
-    "tends to 0 as the width N grows; |ELBO_η − F̃_η| ≤ C·p/N; and at η = τp/N the optimum tends to "
-    "that of a functional in which N has no part. (The document says KL → 0 without a rate; that "
-    "it is 1/N, and its constant, are our own sharpening.)",
+    claim="Huix et al. (2022), propositions on the ELBO of a wide two-layer network with product "
+    "priors, for the squared loss and the cross-entropy: at η = 1 the KL from the prior of the "
+    "optimal posterior tends to 0 as the width N grows; |ELBO_η − F̃_η| ≤ C·p/N; and at η = τp/N "
+    "the optimum tends to that of a functional in which N has no part. (The paper says KL → 0 "
+    "without a rate; that it is 1/N, and its constant, are our own sharpening.)",
     theorem=True,
     minutes=0.1,
     presets={

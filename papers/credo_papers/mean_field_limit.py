@@ -1,6 +1,6 @@
 r"""The tempered ELBO of a two-layer network, and what it becomes as the network gets wide.
 
-Document 000's network has N neurons, and a neuron's weights are w_j = (a_j, b_j):
+The network of Huix et al. (2022) has N neurons, and a neuron's weights are w_j = (a_j, b_j):
 
     f_w(x) = (1/N) Σ_j a_j φ(⟨b_j, x⟩),      a_j ∈ R^K,  b_j ∈ R^D,  d = K + D
 
@@ -13,7 +13,7 @@ Prior N(0, s²) on every coordinate, posterior q = Π_j N(μ_j, diag σ_j²). Wi
 where ν is the distribution of θ = (μ, σ) over neurons. In F the average over neurons and noise is
 inside the loss. |ELBO_η(θ) − F̃_η(ν_θ)| ≤ C·p/N whatever η, and F̃ = p·F at η = τp/N: at that
 temperature a wide network's optimum no longer depends on its width. At η = 1 the KL(q*‖P₀) of all
-neurons together tends to 0 instead: the posterior forgets the data. The document says no rate;
+neurons together tends to 0 instead: the posterior forgets the data. The paper says no rate;
 `collapse_constant` is the limit of N·KL, which we derived.
 
 ====== ========================= ====================================================
@@ -23,13 +23,13 @@ symbol argument                  meaning
 N      ``Neurons.width``         M·``copies``: each row stands for so many neurons
 K      ``Neurons.outputs``
 x, y   ``x``, ``y``              (p, D); targets that the loss understands
-s²     ``prior_variance``        1/5 in the document
+s²     ``prior_variance``        1/5 in the paper
 η, τ   ``temperature``, ``tau``
 ====== ========================= ====================================================
 
 A diagonal q makes ⟨b, x⟩ normal, so the moments of one neuron are exact for ReLU and a
-one-dimensional quadrature for any other φ. Errata: the document's slide drops the ½ of the squared
-loss, and writes R^d where θ_j lies in R^{2d}.
+one-dimensional quadrature for any other φ. Errata: they drop the ½ of the squared
+loss, and write R^d where θ_j lies in R^{2d}.
 
 >>> problem = MeanFieldProblem(torch.tensor([[0.5], [1.0]]), torch.tensor([1.0, 2.0]))
 >>> q = Neurons.at_prior(inputs=1, copies=100)
@@ -237,19 +237,19 @@ class Neurons:
         """Outputs f_w(x) of networks w ~ q, (samples, B, K): every neuron is drawn."""
         size = max(self.mean.shape[1], len(x)) * self.width
         chunk = max(1, MAX_DRAWN_NUMBERS // size)
-        found = []
+        outputs = []
         for start in range(0, samples, chunk):
             shape = (min(chunk, samples - start), self.copies, *self.mean.shape)
             noise = torch.randn(shape, generator=generator, dtype=self.mean.dtype)
             w = self.mean + self.scale * noise
             a, b = w.tensor_split([self.outputs], dim=-1)
-            found.append(torch.einsum("scmk,scmb->sbk", a, activation(b @ x.T)) / self.width)
-        return torch.cat(found)
+            outputs.append(torch.einsum("scmk,scmb->sbk", a, activation(b @ x.T)) / self.width)
+        return torch.cat(outputs)
 
 
 @dataclass(frozen=True, eq=False)
 class MeanFieldProblem:
-    """Data, loss, φ and prior of document 000's network; q is handed to every quantity."""
+    """Data, loss, φ and prior of the network; q is handed to every quantity."""
 
     x: Tensor
     y: Tensor
@@ -381,10 +381,10 @@ def maximise(
 
     first = torch.stack([start.mean, start.scale.log()]).double().flatten()
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 0.0, "gtol": 1e-9, "maxcor": 30}
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         for_scipy, first.numpy(), jac=True, method="L-BFGS-B", options=options
     )
-    vector = torch.from_numpy(found.x)
+    vector = torch.from_numpy(optimum.x)
     slope = gradient(vector)[1]
     for _ in range(MAX_NEWTON_STEPS):
         hessian = torch.autograd.functional.hessian(loss, vector)
@@ -397,6 +397,6 @@ def maximise(
     if not steepest < tolerance:
         raise ConvergenceError(
             f"the gradient is still {steepest:.1e} (more than {tolerance:.0e}) after "
-            f"{found.nit} steps of L-BFGS ({found.message}): start nearer to the optimum"
+            f"{optimum.nit} steps of L-BFGS ({optimum.message}): start nearer to the optimum"
         )
     return unflatten(vector)

@@ -1,14 +1,15 @@
-r"""Document 004, "memorable past": the examples with the largest Λ are the hard and ambiguous ones.
+r"""Khan (2019), "memorable past": the examples with the largest Λ are the hard and ambiguous ones.
 
-The slides rank training images by Λ(x) = tr(diag(p) − ppᵀ) and show the most and the least relevant
-digits of MNIST and images of CIFAR-10: the first are written badly or could be two things, the last
-are plain. Here LeNet-5 is trained on each set; the figures show the same of its training images.
+The tutorial ranks training images by Λ(x) = tr(diag(p) − ppᵀ) and shows the most and the least
+relevant digits of MNIST and images of CIFAR-10: the first are written badly or could be two things,
+the last are plain. Here LeNet-5 is trained on each set; the figures show the same of its training
+images.
 
-The slides' pictures have no numbers. For numbers the test images, which the network has not fitted,
-are ranked by relevance too (no label is needed for it), the top and the bottom tenth taken. For
-CIFAR-10 some fifty people labelled every test image (CIFAR-10H, Peterson, Battleday, Griffiths &
-Russakovsky, 2019), so how ambiguous it is can be said without the network: by the entropy of their
-labels.
+The tutorial's pictures have no numbers. For numbers the test images, which the network has not
+fitted, are ranked by relevance too (no label is needed for it), the top and the bottom tenth taken.
+For CIFAR-10 some fifty people labelled every test image (CIFAR-10H, Peterson, Battleday, Griffiths
+& Russakovsky, 2019), so how ambiguous it is can be said without the network: by the entropy of
+their labels.
 
 Rules of the verdict, written before the first run: with 95 % confidence over seeds
 
@@ -107,22 +108,22 @@ def _human_entropy(count: int) -> Tensor:
 
 def _pixels(images: Tensor) -> list[Any]:
     """Bytes, channels last, as lists: a run's result is JSON."""
-    found: list[Any] = (images.movedim(1, -1) * 255).round().to(torch.uint8).tolist()
-    return found
+    pixels: list[Any] = (images.movedim(1, -1) * 255).round().to(torch.uint8).tolist()
+    return pixels
 
 
 def margins(results: list[Json]) -> dict[str, list[float]]:
     """For each statement, by how much it holds in each seed."""
-    found = {
+    differences = {
         f"{name}_errors": [r[f"{name}_most_errors"] - r[f"{name}_least_errors"] for r in results]
         for name in SETS
         if f"{name}_error" in results[0]
     }
     if "cifar10_error" in results[0]:
-        found["cifar10_ambiguous"] = [
+        differences["cifar10_ambiguous"] = [
             r["cifar10_most_entropy"] - r["cifar10_least_entropy"] for r in results
         ]
-    return found
+    return differences
 
 
 def check(results: list[Json]) -> Verdict:
@@ -164,9 +165,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="004-memorable",
     paper="004",
-    claim="Slides on the memorable past: images with a large Λ are ambiguous or badly drawn, those "
-    "with a small one plain. Here: the most relevant tenth of test images is misclassified more "
-    "often than the least relevant on MNIST and CIFAR-10, and people disagree more on its labels.",
+    claim="Khan (2019), the memorable past: images with a large Λ are ambiguous or badly drawn, "
+    "those with a small one plain. Here: the most relevant tenth of test images is misclassified "
+    "more often than the least relevant on MNIST and CIFAR-10, and people disagree more on its "
+    "labels.",
     theorem=False,
     needs=("mnist", "cifar10", "cifar10h"),
     minutes=1.5,

@@ -64,7 +64,7 @@ def build(name: NetName, image: Sequence[int], seed: int, classes: int = 10) -> 
 
 
 def lenet5(image: Sequence[int], classes: int = 10) -> nn.Sequential:
-    """LeNet-5 as document 003 has it (fig. 4.1): max-pooling and ReLU, images 28×28 or 32×32."""
+    """LeNet-5 as Book (2020, fig. 4.1) has it: max-pooling and ReLU, images 28×28 or 32×32."""
     channels, height, _ = image
     padding = (32 - height) // 2
     return nn.Sequential(
@@ -97,7 +97,7 @@ def small_cnn(image: Sequence[int], classes: int = 10) -> nn.Sequential:
 
 
 def cvnn(image: Sequence[int], classes: int = 10) -> nn.Sequential:
-    """A "simple convolutional NN" for document 001, which says no more of it.
+    """The "simple convolutional NN" of Wolinski, Charpiat & Ollivier (2020), who say no more of it.
 
     >>> sum(p.numel() for p in cvnn((3, 32, 32)).parameters())
     4409738
@@ -195,7 +195,7 @@ def resnet18(channels: int = 3, classes: int = 1000, norm: Norm = "batch") -> nn
 
 
 def preact_resnet18(channels: int = 3, classes: int = 10) -> nn.Sequential:
-    """PreactResNet-18 for images of 32×32 or so, with softplus, as document 002 §4.3 and §5.
+    """PreactResNet-18 for images of 32×32 or so, with softplus, as Unlu & Aitchison (2021) have it.
 
     Reference: He et al., "Identity mappings in deep residual networks", 2016: the identity runs
     from the first convolution to the last norm.
@@ -237,7 +237,7 @@ def _norm(norm: Norm, channels: int) -> nn.Module:
 
 
 def _kaiming(net: nn.Sequential) -> nn.Sequential:
-    """Uniform weights with Kaiming's standard deviation for ReLU, as document 003 §4.2 starts."""
+    """Uniform weights with Kaiming's standard deviation for ReLU, as Book (2020, §4.2) starts."""
     for layer in net.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")

@@ -1,4 +1,4 @@
-r"""Document 003, fig. 1.1: a network that never saw noise is sure of what it sees in it.
+r"""Book (2020), fig. 1.1: a network that never saw noise is sure of what it sees in it.
 
 The thesis shows one hand-picked image of Gaussian noise, which a frequentist network classifies
 with confidence and a Bayesian one does not, both above 98 % on handwritten digits. Here both are
@@ -116,9 +116,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-noise-confidence",
     paper="003",
-    claim="Fig. 1.1: of two networks with more than 98 % accuracy on handwritten digits, the "
-    "frequentist one is more confident about images of Gaussian noise than the Bayesian one. (The "
-    "figure is one hand-picked image; here the mean over many.)",
+    claim="Book (2020), fig. 1.1: of two networks with more than 98 % accuracy on handwritten "
+    "digits, the frequentist one is more confident about images of Gaussian noise than the "
+    "Bayesian one. (The figure is one hand-picked image; here the mean over many.)",
     theorem=False,
     needs=("mnist",),
     minutes=4,

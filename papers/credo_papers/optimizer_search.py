@@ -1,4 +1,4 @@
-r"""Document 003, figure 5.3: optimizers for Bayesian networks, over random hyperparameters.
+r"""Book (2020), figure 5.3: optimizers for Bayesian networks, over random hyperparameters.
 
 The thesis trains 486 networks on CIFAR-10. Each takes a base value v of every hyperparameter of its
 optimizer (tables 5.1 and 5.2) and draws from N(v, (v/2)²). Runs that do not exceed 15 % "failed".
@@ -37,7 +37,7 @@ from credo.report.style import BLUE, GREY, VERMILLION, blank_figure, faint_grid,
 from credo.sweep.space import TruncatedNormal
 from credo.types import Json
 from credo_papers.experiment import Experiment, Verdict
-from credo_papers.study_setup import PAPER, SUCCESS, Study, StudySettings, judge, set_name
+from credo_papers.study_setup import PAPER, SUCCESS, SharedRuns, StudySettings, judge, set_name
 
 RATES = (1e-3, 1e-2, 1e-1)
 FINAL_RATES = (1e-2, 1e-1)
@@ -95,7 +95,7 @@ def _around(name: str, base: Any, generator: torch.Generator) -> Any:
 
 def run_one(settings: SearchSettings, seed: int, folder: Path) -> Json:
     """All optimizers with their draws; a seed's networks all start from the same weights."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     result: Json = {"data": settings.data}
     for index, optimizer in enumerate(BASES):
         generator = torch.Generator().manual_seed(1000 * seed + index)
@@ -103,10 +103,10 @@ def run_one(settings: SearchSettings, seed: int, folder: Path) -> Json:
         for number in range(settings.draws):
             options = draw(optimizer, seed * settings.draws + number, generator)
             lr = options.pop("lr")
-            trial = study.trial(
+            trial = shared.trial(
                 settings.data, optimizer=IN_CREDO.get(optimizer, optimizer), lr=lr, options=options
             )
-            record = study.run(trial)
+            record = shared.run(trial)
             runs.append({"lr": lr, **options} | {
                 name: record[name] for name in ("accuracy", "nll", "kl", "diverged", "nll_curve")
             })  # fmt: skip
@@ -204,9 +204,9 @@ def _jitter(count: int) -> Any:
 EXPERIMENT = Experiment(
     id="003-optimizers",
     paper="003",
-    claim="Fig. 5.3: over random hyperparameters AdaBound, YellowFin and SGD train a Bayesian "
-    "LeNet-5 on CIFAR-10 to higher mean accuracy with less spread than Adam and RAdam, some of "
-    "whose runs reach 30 % and fall back to guessing.",
+    claim="Book (2020), fig. 5.3: over random hyperparameters AdaBound, YellowFin and SGD train a "
+    "Bayesian LeNet-5 on CIFAR-10 to higher mean accuracy with less spread than Adam and RAdam, "
+    "some of whose runs reach 30 % and fall back to guessing.",
     theorem=False,
     needs=("cifar10",),
     minutes=4,

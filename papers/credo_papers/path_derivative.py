@@ -1,4 +1,4 @@
-r"""Document 003, figure 5.1: is the path derivative better than the total one?
+r"""Book (2020), figure 5.1: is the path derivative better than the total one?
 
 With w = μ + σε the gradient of log q(w) has a path part, through w, and the score function, whose
 mean is zero. The thesis drops the latter and finds higher accuracy on CIFAR-10 and no difference on
@@ -27,7 +27,7 @@ from credo_papers.study_figures import draw_curves, draw_seeds
 from credo_papers.study_setup import (
     PAPER,
     TINY,
-    Study,
+    SharedRuns,
     StudySettings,
     averages,
     judge,
@@ -53,10 +53,10 @@ class PathSettings(StudySettings):
 
 def run_one(settings: PathSettings, seed: int, folder: Path) -> Json:
     """Every estimator from both starts, on both data sets."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     runs = {
-        f"{data}_{start}_{estimator}": study.run(
-            study.trial(data, estimator=estimator, init_scale=scale)
+        f"{data}_{start}_{estimator}": shared.run(
+            shared.trial(data, estimator=estimator, init_scale=scale)
         )
         for data in (settings.better, settings.equal)
         for start, scale in STARTS.items()
@@ -108,8 +108,8 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-path-derivative",
     paper="003",
-    claim="Fig. 5.1: dropping the score function from the gradient, so that only the path "
-    "derivative is left, gives better accuracy on CIFAR-10 and makes no difference on MNIST.",
+    claim="Book (2020), fig. 5.1: dropping the score function from the gradient, so that only the "
+    "path derivative is left, gives better accuracy on CIFAR-10 and makes no difference on MNIST.",
     theorem=False,
     needs=("mnist", "cifar10"),
     minutes=0.4,

@@ -1,4 +1,4 @@
-r"""Document 001, theorem 2 and its corollary: which penalties are priors, and which ones.
+r"""Wolinski, Charpiat & Ollivier (2020), theorem 2: which penalties are priors, and which.
 
 For a family β_{μ,ν} that moves with μ, a penalty r_ν(μ) is KL(β‖α) + const for some prior α if and
 only if
@@ -153,13 +153,13 @@ def _show(picture: Picture) -> Json:
     }
     if picture.log_density is None or isinstance(solution.outcome, priors.NoPrior):
         return shown
-    found = _density(solution.outcome, x, picture.options.get("dim", 1))
+    density = _density(solution.outcome, x, picture.options.get("dim", 1))
     expected = np.exp(picture.log_density(x))
     wide = np.linspace(-12, 12, 48_001)
     shell = 2 * math.pi * wide**2 if picture.options.get("dim") else 1.0
     expected = expected / (np.exp(picture.log_density(wide)) * shell * (wide[1] - wide[0])).sum()
-    error = float(np.abs(found - expected).max() / expected.max())
-    return shown | {"density": found.tolist(), "density_error": error}
+    error = float(np.abs(density - expected).max() / expected.max())
+    return shown | {"density": density.tolist(), "density_error": error}
 
 
 def _half_width(picture: Picture, points: Array) -> float:
@@ -269,10 +269,11 @@ def _say(axes: Axes, text: str, colour: str) -> None:
 EXPERIMENT = Experiment(
     id="001-penalty-gallery",
     paper="001",
-    claim="Theorem 2 and its corollary: a penalty on the variational parameters is a KL to a prior "
-    "if and only if A_ν, the penalty deconvolved, doesn't depend on ν and e^A can be normalised. "
-    "So L2 needs its own function of σ (a and b of the slide exchanged), L1 and the group lasso of "
-    "Gaussian means have no prior, and averaged or Dirac penalties have the expected ones.",
+    claim="Wolinski, Charpiat & Ollivier (2020), theorem 2 and its corollary: a penalty on the "
+    "variational parameters is a KL to a prior if and only if A_ν, the penalty deconvolved, "
+    "doesn't depend on ν and e^A can be normalised. So L2 needs its own function of σ (a and b of "
+    "the paper's exchanged), L1 and the group lasso of Gaussian means have no prior, and averaged "
+    "or Dirac penalties have the expected ones.",
     theorem=True,
     minutes=0.2,
     presets={"quick": GallerySettings(), "paper": GallerySettings()},

@@ -1,8 +1,8 @@
-r"""Document 001, "Numerical results": are the factors that make a penalty a prior good factors?
+r"""Wolinski, Charpiat & Ollivier (2020): are the factors that make a penalty a prior good ones?
 
-The loss is mean NLL + λ Σ_ℓ λ_ℓ·r(θ_ℓ) with one of four penalties r. The document compares usual
+The loss is mean NLL + λ Σ_ℓ λ_ℓ·r(θ_ℓ) with one of four penalties r. The paper compares usual
 factors λ_ℓ ("found by heuristics") with Bayesian ones, for which e^(−λ_ℓ r) is a prior of variance
-1/fan-in. λ is searched in both; theory says λ_Th = 1/num_data for the Bayesian ones. In its table
+1/fan-in. λ is searched in both; theory says λ_Th = 1/num_data for the Bayesian ones. In the table
 (simple CNN and VGG19, on what seems to be CIFAR-10):
 
 (a) at their best λ, Bayesian factors beat usual ones with all four penalties on the simple CNN, by
@@ -10,7 +10,7 @@ factors λ_ℓ ("found by heuristics") with Bayesian ones, for which e^(−λ_�
 (b) the best λ is smaller than λ_Th in all columns, by 10^½ to 10²: the cold-posterior effect.
 
 Here λ is chosen by accuracy on held-out images, with λ_Th for the images that are left. Not given
-in the document, and so ours: the heuristics (1, and √n for groups of n), the networks, training,
+in the paper, and so ours: the heuristics (1, and √n for groups of n), the networks, training,
 and the grid of half decades. Usual factors get the same grid, shifted as a whole to where the two
 kinds of factors agree in the geometric mean over layers: both then search the same strengths.
 
@@ -99,13 +99,13 @@ def _sweep(
     result: Json = {f"{prefix}_usual_shift": shift}
     for factors in FACTORS:
         offset = shift if factors == "usual" else 0.0
-        found = []
+        accuracies = []
         for exponent in settings.exponents:
             spec = Penalty(kind, theory * 10 ** (exponent + offset), factors)
             place = folder / f"{kind}-{factors}-{exponent:g}"
-            found.append(_accuracies(settings, name, data, spec, seed, place))
-        held_out = [at["held_out"] for at in found]
-        test = [at["test"] for at in found]
+            accuracies.append(_accuracies(settings, name, data, spec, seed, place))
+        held_out = [at["held_out"] for at in accuracies]
+        test = [at["test"] for at in accuracies]
         chosen = int(np.argmax(held_out))
         result |= {
             f"{prefix}_{factors}_held_out_curve": held_out,
@@ -253,10 +253,10 @@ def _slug(name: str) -> str:
 EXPERIMENT = Experiment(
     id="001-penalty-table",
     paper="001",
-    claim="Numerical results: with the factors λ_ℓ that give each penalty (L2, L1, group lasso "
-    "over incoming or outgoing weights) a prior of variance 1/fan-in, a simple CNN has a higher "
-    "accuracy at the best λ than with usual factors; and the best λ is below λ_Th = 1/num_data for "
-    "every penalty. (λ is chosen on held-out images here.)",
+    claim="Wolinski, Charpiat & Ollivier (2020), numerical results: with the factors λ_ℓ that give "
+    "each penalty (L2, L1, group lasso over incoming or outgoing weights) a prior of variance "
+    "1/fan-in, a simple CNN has a higher accuracy at the best λ than with usual factors; and the "
+    "best λ is below λ_Th = 1/num_data for every penalty. (λ is chosen on held-out images here.)",
     theorem=False,
     needs=("cifar10",),
     minutes=7.5,
@@ -264,7 +264,7 @@ EXPERIMENT = Experiment(
         # 73 runs a seed, of some 6 s each on one core. Without a penalty the network overfits: a
         # training NLL of 0.77, but 1.52 on held-out images (by which the rate was chosen of two).
         "quick": PenaltySettings(pool=2, epochs=9, lr=3e-3),
-        # Networks, rates, augmentation and epochs are not in the document; VGG19's 93 % needs
+        # Networks, rates, augmentation and epochs are not in the paper; VGG19's 93 % needs
         # augmented images.
         "paper": PenaltySettings(
             net="CVNN", also=("VGG19",), pool=1, num_data=45_000, epochs=200, lr=1e-3,

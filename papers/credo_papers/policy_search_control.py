@@ -1,9 +1,9 @@
-r"""Document 004, "Learning-algorithms from Bayesian principles": reinforcement learning.
+r"""Khan (2019), "Learning-algorithms from Bayesian principles": reinforcement learning.
 
-The slide lists parameter-space exploration and natural policy search among the algorithms that the
-learning rule recovers, without an experiment. That exploring by parameters drawn once an episode
-learns faster than noise on every action is said by a paper it cites (Rückstieß et al., 2010, who
-also balance poles). Here both explore CartPole-v1 for the same number of episodes:
+The tutorial lists parameter-space exploration and natural policy search among the algorithms that
+the learning rule recovers, without an experiment. That exploring by parameters drawn once an
+episode learns faster than noise on every action is said by a paper it cites (Rückstieß et al.,
+2010, who also balance poles). Here both explore CartPole-v1 for the same number of episodes:
 
 * parameters: `PolicySearch`, θ ~ q once an episode, the action is the sign of f_θ(state);
 * actions: REINFORCE, the action is drawn with log-odds f_θ(state), returns to go discounted and
@@ -244,15 +244,15 @@ def _returns_to_go(steps: int, discount: float) -> NDArray[np.float64]:
 EXPERIMENT = Experiment(
     id="004-policy-search",
     paper="004",
-    claim="Learning-algorithms from Bayesian principles: the rule recovers parameter-space "
-    "exploration for reinforcement learning. That it learns faster than noise on actions is "
-    "said by a paper the slides cite (Rückstieß et al. 2010); tested on CartPole-v1.",
+    claim="Khan (2019), learning-algorithms from Bayesian principles: the rule recovers "
+    "parameter-space exploration for reinforcement learning. That it learns faster than noise on "
+    "actions is said by Rückstieß et al. (2010); tested on CartPole-v1.",
     theorem=False,
     needs=("gymnasium",),
     minutes=1,
     presets={
         "quick": ControlSettings(num_data=400),
-        # No document gives a setting; this one is longer.
+        # Neither work gives a setting; this one is longer.
         "paper": ControlSettings(num_data=2000),
     },
     run_one=run_one,

@@ -1,9 +1,10 @@
-r"""Documents 002 and 003 pull apart: should the scales learn faster than the means, or slower?
+r"""Two works pull apart: should the scales learn faster than the means, or slower?
 
-Document 002 (§5) gives log σ ten times the rate of the means, for otherwise the ELBO has not
-converged. Document 003 (fig. 5.10) wants a tenth of it or less, for otherwise accuracy suffers.
-They differ in more than the rate: 002 has σ = e^ρ from e⁻³ of the prior's scale, 003 has
-σ = ln(1 + e^ρ) from ρ₀ = −10, nearly a point. So everything is crossed, on CIFAR-10:
+Unlu & Aitchison (2021, §5; below: 002) give log σ ten times the rate of the means, for otherwise
+the ELBO has not converged. Book (2020, fig. 5.10; below: 003) wants a tenth of it or less, for
+otherwise accuracy suffers. They differ in more than the rate: 002 has σ = e^ρ from e⁻³ of the
+prior's scale, 003 has σ = ln(1 + e^ρ) from ρ₀ = −10, nearly a point. So everything is crossed, on
+CIFAR-10:
 
 =============  ======================================================================
 ratio          0.1 (003), 1, 10 (002)
@@ -54,7 +55,7 @@ from credo_papers.study_setup import (
     MEASURES,
     PAPER,
     TINY,
-    Study,
+    SharedRuns,
     StudySettings,
     averages,
     judge,
@@ -70,7 +71,7 @@ OPTIMIZERS = {"adam": "Adam", "adabound": "AdaBound"}
 STARTS_IN_WORDS = {"tiny": "ρ₀ = −10 (003)", "small": "e⁻³ of the prior (002)", "wide": "0.3"}
 
 THESIS, LAPLACE = ("softplus", "tiny"), ("exp", "small")
-"""Link and start of document 003 and of 002."""
+"""Link and start of Book (2020) and of Unlu & Aitchison (2021)."""
 
 CHOICES = {
     "fast_scales": ("ratio", "0.1", "10"),
@@ -106,10 +107,10 @@ def cross() -> Iterator[tuple[str, str, LinkName, str, float]]:
 
 def run_one(settings: CrossSettings, seed: int, folder: Path) -> Json:
     """All 36 combinations from the same weights."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     runs = {
-        label: study.run(
-            study.trial(
+        label: shared.run(
+            shared.trial(
                 settings.data, optimizer=optimizer, link=link, init_scale=STARTS[start],
                 lr=settings.lr, scale_ratio=ratio,
             )
@@ -232,9 +233,10 @@ def _draw_effects(results: Sequence[Json], path: Path) -> Path:
 EXPERIMENT = Experiment(
     id="003-disagreement",
     paper="003",
-    claim="Ours, on documents 002 and 003: scales that learn ten times faster than the means give "
-    "the better ELBO (002), scales that learn ten times slower the better accuracy (003), and "
-    "each holds at the other's parametrisation and initial scale too: the measures disagree.",
+    claim="Ours, on Unlu & Aitchison (2021) and Book (2020): scales that learn ten times faster "
+    "than the means give the better ELBO (the former), scales that learn ten times slower the "
+    "better accuracy (the latter), and each holds at the other's parametrisation and initial scale "
+    "too: the measures disagree.",
     theorem=False,
     ours=True,
     needs=("cifar10",),

@@ -1,4 +1,4 @@
-r"""Document 003, figure 5.9: separate rates for means and scales, with AdaBound and Adam.
+r"""Book (2020), figure 5.9: separate rates for means and scales, with AdaBound and Adam.
 
 The thesis searches (α_μ, α_σ) on CIFAR-10, 50 epochs each, AdaBound's final rate being 0.1. It
 reads off: AdaBound does not care about α_σ and becomes unstable at α_μ ≳ 0.1; Adam has optimal
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from credo.report.style import blank_figure, heat_map, house_style, save
 from credo.types import Json
 from credo_papers.experiment import Experiment, Verdict
-from credo_papers.study_setup import PAPER, Study, StudySettings, judge, set_name
+from credo_papers.study_setup import PAPER, SharedRuns, StudySettings, judge, set_name
 
 OPTIMIZERS = {"adabound": "AdaBound", "adam": "Adam"}
 STABLE, UNSTABLE = 0.01, 0.1
@@ -44,7 +44,7 @@ class RateGridSettings(StudySettings):
 
 def run_one(settings: RateGridSettings, seed: int, folder: Path) -> Json:
     """Accuracies and KLs of both optimizers on the grid, a row for each α_σ."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     result: Json = {
         "data": settings.data,
         "mean_rates": list(settings.mean_rates),
@@ -53,8 +53,8 @@ def run_one(settings: RateGridSettings, seed: int, folder: Path) -> Json:
     for optimizer in OPTIMIZERS:
         records = [
             [
-                study.run(
-                    study.trial(
+                shared.run(
+                    shared.trial(
                         settings.data, optimizer=optimizer, lr=lr,
                         # Rounded, so that equal ratios of other experiments are the same trial.
                         scale_ratio=float(f"{scale_lr / lr:.6g}"),
@@ -139,9 +139,9 @@ def _slope(rates: Sequence[float], values: NDArray[np.float64]) -> float:
 EXPERIMENT = Experiment(
     id="003-rate-landscape",
     paper="003",
-    claim="Fig. 5.9: with separate rates for means and scales AdaBound is indifferent to α_σ and "
-    "unstable for α_μ of 0.1 or more; Adam has an optimal α_μ, and the larger its α_σ the lower "
-    "the KL.",
+    claim="Book (2020), fig. 5.9: with separate rates for means and scales AdaBound is indifferent "
+    "to α_σ and unstable for α_μ of 0.1 or more; Adam has an optimal α_μ, and the larger its α_σ "
+    "the lower the KL.",
     theorem=False,
     needs=("cifar10",),
     minutes=3.5,

@@ -1,11 +1,11 @@
-r"""Document 003, figure 5.10: the ratio r = α_σ/α_μ of the rates of scales and means.
+r"""Book (2020), figure 5.10: the ratio r = α_σ/α_μ of the rates of scales and means.
 
 Adam on CIFAR-10 with α_μ = 10⁻³ (the figure's caption; the text has 10⁻²), each curve a mean over
 four runs. The thesis concludes that α_μ "should be at least a factor 10 larger than α_σ".
 
 The rule, written before any run: mean test accuracy over r ≤ 0.1 is above that over r ≥ 1. The
-figure shows KL and ELBO as well, by which document 002 concludes the opposite; `rate_disagreement`
-is about that.
+figure shows KL and ELBO as well, by which Unlu & Aitchison (2021) conclude the opposite;
+`rate_disagreement` is about that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credo_papers.experiment import Experiment, Verdict
 from credo_papers.study_setup import (
     MEASURES,
     PAPER,
-    Study,
+    SharedRuns,
     StudySettings,
     averages,
     judge,
@@ -45,9 +45,9 @@ class RatioSettings(StudySettings):
 
 def run_one(settings: RatioSettings, seed: int, folder: Path) -> Json:
     """Every ratio from the same weights."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     runs = {
-        f"{ratio:g}": study.run(study.trial(settings.data, lr=settings.lr, scale_ratio=ratio))
+        f"{ratio:g}": shared.run(shared.trial(settings.data, lr=settings.lr, scale_ratio=ratio))
         for ratio in settings.ratios
     }
     return with_accuracies(runs) | {"data": settings.data, "ratios": list(settings.ratios)}
@@ -85,8 +85,8 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-rate-ratio",
     paper="003",
-    claim="Fig. 5.10: with Adam the rate of the means should be at least ten times that of the "
-    "scales, for the sake of accuracy on CIFAR-10.",
+    claim="Book (2020), fig. 5.10: with Adam the rate of the means should be at least ten times "
+    "that of the scales, for the sake of accuracy on CIFAR-10.",
     theorem=False,
     needs=("cifar10",),
     minutes=0.5,

@@ -1,17 +1,17 @@
-r"""Document 004, "Variational Online Gauss-Newton": variational Bayes with deep learning's tricks.
+r"""Khan (2019), "Variational Online Gauss-Newton": variational Bayes with deep learning's tricks.
 
-The slide lists them: "Momentum, batch norm, data augmentation etc"; the slide "VOGN on ImageNet"
+The tutorial lists them: "Momentum, batch norm, data augmentation etc"; "VOGN on ImageNet"
 says what they buy, "State-of-the-art performance and convergence rate, while preserving benefits of
 Bayesian principles". ImageNet is for `examples/train_imagenet_ranks.py` and many machines. Here is
 a residual network on CIFAR-10 with flips and shifts, learned by Adam, by VOGN, and by VOGN's
-successor IVON (Shen et al., 2024). We read the slides as three statements on test data:
+successor IVON (Shen et al., 2024). We read it as three statements on test data:
 
 1. accuracy: VOGN's is less than `NEAR` behind Adam's;
 2. likelihood: VOGN's NLL is the lower one;
 3. calibration: VOGN's expected calibration error is the lower one.
 
-IVON is held to the same three, in the numbers only: the slides don't know it. So is how well
-entropy tells SVHN's house numbers (AUROC), of which FORMULAS E recalls no gain. The rules were
+IVON is held to the same three, in the numbers only: the tutorial is older. So is how well
+entropy tells SVHN's house numbers (AUROC), where Osawa et al. (2019) see no gain. The rules were
 written before any run.
 
 Augmentation multiplies the data by less than the number of versions of an image; VOGN's authors
@@ -154,8 +154,8 @@ def check(results: list[Json]) -> Verdict:
         name: {what: sign_of_mean(values) for what, values in margins(results, name).items()}
         for name in ("vogn", "ivon")
     }
-    for name, found in signs.items():
-        numbers |= {f"{name}_{what}_holds": float(sign) for what, sign in found.items()}
+    for name, by_statement in signs.items():
+        numbers |= {f"{name}_{what}_holds": float(sign) for what, sign in by_statement.items()}
     decisive = signs["vogn"].values()
     if all(sign > 0 for sign in decisive):
         return Verdict("reproduced", numbers)
@@ -186,10 +186,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="004-resnet20",
     paper="004",
-    claim="Slides 'Variational Online Gauss-Newton' and 'VOGN on ImageNet': with momentum, norm "
-    "layers and data augmentation VOGN trains deep networks as well as Adam does and keeps the "
-    "benefits of Bayesian principles. Here a ResNet-20 on augmented CIFAR-10: accuracy within 2 "
-    "points of Adam's, a lower NLL and a lower calibration error. (The slide's own case is "
+    claim="Khan (2019), 'Variational Online Gauss-Newton' and 'VOGN on ImageNet': with momentum, "
+    "norm layers and data augmentation VOGN trains deep networks as well as Adam does and keeps "
+    "the benefits of Bayesian principles. Here a ResNet-20 on augmented CIFAR-10: accuracy within "
+    "2 points of Adam's, a lower NLL and a lower calibration error. (The tutorial's own case is "
     "ImageNet.)",
     theorem=False,
     needs=("cifar10", "svhn"),

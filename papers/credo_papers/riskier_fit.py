@@ -1,15 +1,16 @@
-r"""Document 004, "Which is a better fit?": uncertainty tells which of two fits is the riskier.
+r"""Khan (2019), "Which is a better fit?": uncertainty tells which of two fits is the riskier.
 
-The slides show two curves through counts by magnitude, with more data on the left and less on the
-right, and say: "Red is more risky than the blue"; uncertainty is "what the model does not know";
-"choose less risky options". Their data are a picture, so here is a region of our own, known to the
-last digit: the annual number of earthquakes of at least magnitude M is 10^(a − bM) with a = 6 and
-b = 1, cut off at 9.5 (Gutenberg–Richter), and a catalogue is a century of Poisson counts in bins of
-0.1 from magnitude 5. About a thousand events are above 5, and one above 8.
+The tutorial shows two curves through counts by magnitude, with more data on the left and less on
+the right, and says: "Red is more risky than the blue"; uncertainty is "what the model does not
+know"; "choose less risky options". Its data are a picture, so here is a region of our own, known
+to the last digit: the annual number of earthquakes of at least magnitude M is 10^(a − bM) with a =
+6 and b = 1, cut off at 9.5 (Gutenberg–Richter), and a catalogue is a century of Poisson counts in
+bins of 0.1 from magnitude 5. About a thousand events are above 5, and one above 8.
 
-Blue is a straight line for the log rate, red a polynomial of degree 5. What the slides set against
-Bayes is maximum likelihood. The posterior, with the prior N(0, 5²) on Legendre coefficients, is the
-learning rule's full Gaussian; for Poisson counts y its expectations have closed forms:
+Blue is a straight line for the log rate, red a polynomial of degree 5. What the tutorial sets
+against Bayes is maximum likelihood. The posterior, with the prior N(0, 5²) on Legendre
+coefficients, is the learning rule's full Gaussian; for Poisson counts y its expectations have
+closed forms:
 
     E_q[∇ℓ] = Xᵀ(e − y) + m/5²,   E_q[∇²ℓ] = Xᵀ diag(e) X + I/5²,   e = exp(Xm + ½diag XΣXᵀ)
 
@@ -32,7 +33,7 @@ Rules of the verdict; medians and means are over the catalogues of a seed, then 
 Rules 2 to 4 are as they were before the first run. Rules 1 and 5 were then about the posterior's
 mode instead of maximum likelihood, and rule 1 asked for a factor of ten. Both failed: the modes
 differ by a factor of two, and a design from red's mode is exceeded a little *less* often than one
-from q. Maximum likelihood is what the slides draw, so rules 1 and 5 now ask about it; rule 6 was
+from q. Maximum likelihood is what the tutorial draws, so rules 1 and 5 now ask about it; rule 6 was
 added so that what was seen still counts: if it fails the verdict is inconclusive.
 """
 
@@ -326,10 +327,10 @@ def _picture(
 EXPERIMENT = Experiment(
     id="004-riskier-fit",
     paper="004",
-    claim="Slides 'Which is a better fit?': of two fits that agree where earthquakes are many, one "
-    "is riskier where they are few; uncertainty, what the model does not know, says which and lets "
-    "one choose the less risky option. (The slides have a picture; here synthetic catalogues with "
-    "a known truth, a straight and a bent fit, and a design for 10 % in 50 years.)",
+    claim="Khan (2019), 'Which is a better fit?': of two fits that agree where earthquakes are "
+    "many, one is riskier where they are few; uncertainty, what the model does not know, says "
+    "which and lets one choose the less risky option. (The tutorial has a picture; here synthetic "
+    "catalogues with a known truth, a straight and a bent fit, and a design for 10 % in 50 years.)",
     theorem=False,
     minutes=0.5,
     presets={"quick": RiskSettings(), "paper": RiskSettings(catalogues=400, samples=4000)},

@@ -1,4 +1,4 @@
-"""What `credo run` shows while its seeds run in other processes: how far they are, and how long yet.
+"""What `credo run` shows while its seeds run in other processes: how far, and how long yet.
 
 Seeds write their trainings as run folders, which are looked into from outside: a line of
 ``metrics.jsonl`` is an epoch. How many epochs a seed has in all is known once another seed is

@@ -1,6 +1,6 @@
-r"""Document 004, "Uncertainty estimation for image segmentation": doubt, pixel by pixel.
+r"""Khan (2019), "Uncertainty estimation for image segmentation": doubt, pixel by pixel.
 
-The slides show street scenes of Kendall, Gal and Cipolla (2018) with the true segments, a
+The tutorial shows street scenes of Kendall, Gal and Cipolla (2018) with the true segments, a
 prediction and a map of its uncertainty, and no numbers; what the eye takes from such maps is that
 uncertainty is high along the borders of objects and where the prediction is wrong. Here that is
 measured: a small U-Net on CamVid, learned with IVON, and beside it one network by Adam with the
@@ -121,11 +121,11 @@ def run_one(settings: SegmentationSettings, seed: int, folder: Path) -> Json:
         )  # fmt: skip
         samples = 1 if name == "map" else settings.prediction_samples
         maps = _predict(posterior, test_inputs, samples)
-        found = scores(maps, y_test, scenes.void)
+        numbers = scores(maps, y_test, scenes.void)
         if name == "ivon":
-            found |= information_scores(maps, y_test, scenes.void)
+            numbers |= information_scores(maps, y_test, scenes.void)
             result["scenes"] = _scenes(x_test, y_test, maps)
-        result |= {f"{name}_{quantity}": value for quantity, value in found.items()}
+        result |= {f"{name}_{quantity}": value for quantity, value in numbers.items()}
     return result
 
 
@@ -168,14 +168,14 @@ def borders(masks: Tensor, void: int) -> Tensor:
     >>> borders(torch.tensor([[[0, 0, 1, 1, 2]]]), void=2).int()
     tensor([[[0, 1, 1, 0, 0]]], dtype=torch.int32)
     """
-    found = torch.zeros_like(masks, dtype=torch.bool)
+    edges = torch.zeros_like(masks, dtype=torch.bool)
     for dim in (1, 2):
         length = masks.shape[dim] - 1
         first, second = masks.narrow(dim, 0, length), masks.narrow(dim, 1, length)
         differ = (first != second) & (first != void) & (second != void)
-        found.narrow(dim, 0, length).logical_or_(differ)
-        found.narrow(dim, 1, length).logical_or_(differ)
-    return found
+        edges.narrow(dim, 0, length).logical_or_(differ)
+        edges.narrow(dim, 1, length).logical_or_(differ)
+    return edges
 
 
 def class_iou(predicted: Tensor, y: Tensor, classes: int) -> list[float | None]:
@@ -380,10 +380,10 @@ def _draw_calibration(results: list[Json], folder: Path) -> Path:
 EXPERIMENT = Experiment(
     id="004-segmentation",
     paper="004",
-    claim="Slides “Uncertainty estimation for image segmentation”: the uncertainty of a "
+    claim="Khan (2019), “Uncertainty estimation for image segmentation”: the uncertainty of a "
     "segmented street scene is high along the borders of objects and where the prediction is "
-    "wrong. (The slides show pictures of Kendall, Gal and Cipolla, 2018, without numbers and from "
-    "another network and method; here entropy and mutual information over all test pixels of "
+    "wrong. (The tutorial shows pictures of Kendall, Gal and Cipolla, 2018, without numbers and "
+    "from another network and method; here entropy and mutual information over all test pixels of "
     "CamVid, for a small U-Net learned with IVON.)",
     theorem=False,
     needs=("camvid",),

@@ -1,8 +1,8 @@
-r"""Document 004, "Sequential Bayesian inference": the last posterior as prior loses nothing.
+r"""Khan (2019), "Sequential Bayesian inference": the last posterior as prior loses nothing.
 
     p(θ | D₁, D₂) = p(D₂ | θ) p(θ | D₁) / ∫ p(D₂ | θ) p(θ | D₁) dθ
 
-The slides: set the prior to the previous posterior and recompute; "the global property enables
+The tutorial: set the prior to the previous posterior and recompute; "the global property enables
 sequential update", which they say deep learning's local updates cannot do. Two conjugate models, in
 which the learning rule at rate one is exact, make both halves checkable:
 
@@ -149,13 +149,13 @@ def _toss(prior: Beta, tosses: Tensor) -> Beta:
 
 def _by_blocks(x: Tensor, y: Tensor) -> list[Json]:
     """After each block from left to right: the sequential posterior, and the refitted estimate."""
-    found: list[Json] = []
+    stages: list[Json] = []
     q, refit = _prior(), _prior().mean
     for rows in x.argsort().tensor_split(BLOCKS):
         q = linear_regression.fit(q, _features(x[rows]), y[rows], NOISE)
         refit = _refit(refit, x[rows], y[rows])
-        found.append({"x": x[rows], "y": y[rows], "posterior": q, "refit": refit})
-    return found
+        stages.append({"x": x[rows], "y": y[rows], "posterior": q, "refit": refit})
+    return stages
 
 
 def _refit(start: Vector, x: Tensor, y: Tensor) -> Vector:
@@ -256,7 +256,7 @@ def _draw_blocks(first: Json, folder: Path) -> Path:
 EXPERIMENT = Experiment(
     id="004-sequential-inference",
     paper="004",
-    claim="Slides 'Sequential Bayesian inference': with the previous posterior as the prior, "
+    claim="Khan (2019), 'Sequential Bayesian inference': with the previous posterior as the prior, "
     "inference one batch at a time gives the posterior of all data at once. (Exact in conjugate "
     "models. Held against it: a point estimate refitted by gradient descent to the newest data "
     "does not end where all data would put it.)",

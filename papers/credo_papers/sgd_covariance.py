@@ -1,7 +1,7 @@
-r"""Document 004, "Can we obtain covariances from SGD?": its iterates do not determine one.
+r"""Khan (2019), "Can we obtain covariances from SGD?": its iterates do not determine one.
 
-The slides: SGD estimates only the mean, so the covariance can be arbitrary; with q = N(m, Σ) and Σ
-fixed the rule reads m ← m − ρΣ∇ℓ(m), and a covariance takes additional computation, "essentially
+The tutorial: SGD estimates only the mean, so the covariance can be arbitrary; with q = N(m, Σ) and
+Σ fixed the rule reads m ← m − ρΣ∇ℓ(m), and a covariance takes additional computation, "essentially
 the pre-conditioner". As exact statements, on Bayesian logistic regression with two weights:
 
 1. The rule in the family of any fixed Σ is that step, and at rate ρ/t in the family of tI it makes
@@ -10,7 +10,7 @@ the pre-conditioner". As exact statements, on Bayesian logistic regression with 
 3. These q have different E_q[ℓ] − H(q), and none has the smallest. The variational optimum has one
    Σ, the inverse of E_q[∇²ℓ], which VON finds from any start.
 
-Erratum (FORMULAS H 49): the step with an arbitrary Σ is preconditioned descent, not inference. Its
+Erratum: the step with an arbitrary Σ is preconditioned descent, not inference. Its
 q is not the best even of its own family: without the delta method, E_q[∇ℓ] = 0 puts the mean
 elsewhere for every Σ. How far SGD's own noise spreads its iterates is reported too, as a share of
 the posterior's variance: it grows with the learning rate, of which the posterior knows nothing.
@@ -303,7 +303,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 EXPERIMENT = Experiment(
     id="004-sgd-covariance",
     paper="004",
-    claim="Slide 'Can we obtain covariances from SGD?': SGD estimates only the mean, so the "
+    claim="Khan (2019), 'Can we obtain covariances from SGD?': SGD estimates only the mean, so the "
     "covariance can be arbitrary; with q = N(m, Σ) and Σ fixed, the rule is m ← m − ρΣ∇ℓ(m), and a "
     "covariance takes additional computation. (Erratum: with an arbitrary Σ the step is "
     "preconditioned descent, and its q is not the variational optimum.)",

@@ -1,4 +1,4 @@
-r"""Document 003, figures 5.4 and 5.5: rate and momentum of SGD can't be tuned apart.
+r"""Book (2020), figures 5.4 and 5.5: rate and momentum of SGD can't be tuned apart.
 
 The thesis draws (α, μ) uniformly and sees a stable band, after one epoch on MNIST and ten on
 CIFAR-10. Below it learning is slow; its lower edge looks like that of the robust region for
@@ -35,7 +35,7 @@ from credo_papers.study_setup import (
     PAPER,
     SETS,
     SUCCESS,
-    Study,
+    SharedRuns,
     StudySettings,
     judge,
     margins,
@@ -60,14 +60,14 @@ class LandscapeSettings(StudySettings):
 
 def run_one(settings: LandscapeSettings, seed: int, folder: Path) -> Json:
     """The grid of rates and momenta on both data sets: accuracies, a row for each momentum."""
-    study = Study(settings, seed, folder)
+    shared = SharedRuns(settings, seed, folder)
     result: Json = {"rates": list(settings.rates), "momenta": list(settings.momenta)}
     for data in SETS:
         epochs = settings.mnist_epochs if data == "mnist" else settings.epochs
         grid = [
             [
-                study.run(
-                    study.trial(
+                shared.run(
+                    shared.trial(
                         data, epochs=epochs, optimizer="sgd-plain", lr=rate,
                         options={"momentum": momentum},
                     )
@@ -100,13 +100,13 @@ def lower_edge(data: str, momentum: float) -> float:
 
 def advantage(result: Json, data: str, over: Place) -> float:
     """Mean accuracy in the band less that elsewhere; NaN where the grid has no such point."""
-    found: dict[str, list[float]] = {"below": [], "band": [], "beyond": []}
+    accuracies: dict[str, list[float]] = {"below": [], "band": [], "beyond": []}
     for momentum, row in zip(result["momenta"], result[data], strict=True):
         for rate, accuracy in zip(result["rates"], row, strict=True):
-            found[place(data, rate, momentum)].append(accuracy)
-    if not found["band"] or not found[over]:
+            accuracies[place(data, rate, momentum)].append(accuracy)
+    if not accuracies["band"] or not accuracies[over]:
         return math.nan
-    return float(np.mean(found["band"]) - np.mean(found[over]))
+    return float(np.mean(accuracies["band"]) - np.mean(accuracies[over]))
 
 
 def exchange(result: Json, data: str) -> float:
@@ -170,9 +170,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="003-sgd-landscape",
     paper="003",
-    claim="Figs. 5.4 and 5.5: SGD trains a Bayesian LeNet-5 well in a band of rates and momenta "
-    "from the lower edge of the robust region (h = 1.5 on MNIST, 2 on CIFAR-10) to α = a(1 − μ) "
-    "(a = 1.9 and 0.45); beyond is a region of death; the two cannot be tuned independently.",
+    claim="Book (2020), figs. 5.4 and 5.5: SGD trains a Bayesian LeNet-5 well in a band of rates "
+    "and momenta from the lower edge of the robust region (h = 1.5 on MNIST, 2 on CIFAR-10) to α = "
+    "a(1 − μ) (a = 1.9 and 0.45); beyond is a region of death; the two cannot be tuned "
+    "independently.",
     theorem=False,
     needs=("mnist", "cifar10"),
     minutes=2.5,

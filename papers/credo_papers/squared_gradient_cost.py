@@ -1,11 +1,11 @@
-r"""What VOGN pays for taking squared gradients as curvature. The claim is ours, not the slides'.
+r"""What VOGN pays for taking squared gradients as curvature. The claim is ours.
 
-VOGN replaces the Hessian by Σ_i g_i∘g_i (document 004, "Variational Online Gauss-Newton"). With
+VOGN replaces the Hessian by Σ_i g_i∘g_i (Khan, 2019, "Variational Online Gauss-Newton"). With
 outputs f_i, residuals r_i = ∂ℓ_i/∂f and curvatures λ_i = ∂²ℓ_i/∂f², a weight's entry is
 
     exact  Σ_i λ_i J_i² + r_i f_i''        Gauss–Newton  Σ_i λ_i J_i²        squares  Σ_i r_i² J_i²
 
-and E[r_i²] = λ_i where labels come from the model (FORMULAS E). Elsewhere they differ: by the true
+and E[r_i²] = λ_i where labels come from the model. Elsewhere they differ: by the true
 noise variance over the assumed one in regression, by (π − p)(1 − 2p) in logistic regression with
 label probabilities π where the model says p. So the resting point of the learning rule with
 squares has other scales than the best q = N(m, diag σ²), however long one trains.
@@ -172,14 +172,14 @@ def expected(
     residual, slope = _output_derivatives(problem.likelihood, f, y)
     gauss_newton = torch.einsum("s,sb,sbp,sbr->pr", weights, slope, jacobian, jacobian)
     if curvature == "squared_gradients":
-        found = torch.einsum("s,sb,sbp->p", weights, residual.square(), jacobian.square())
+        diagonal = torch.einsum("s,sb,sbp->p", weights, residual.square(), jacobian.square())
     else:
-        found = gauss_newton.diagonal()
+        diagonal = gauss_newton.diagonal()
     if curvature == "exact":
         bend = _at_all(jacrev(grad(output)), theta, x).diagonal(dim1=-2, dim2=-1)
-        found = found + torch.einsum("s,sb,sbp->p", weights, residual, bend)
+        diagonal = diagonal + torch.einsum("s,sb,sbp->p", weights, residual, bend)
     gradient = torch.einsum("s,sb,sbp->p", weights, residual, jacobian)
-    return Expected(gradient, found, gauss_newton)
+    return Expected(gradient, diagonal, gauss_newton)
 
 
 def resting_point(
@@ -237,7 +237,7 @@ def run_one(settings: CostSettings, seed: int, folder: Path) -> Json:
     result: Json = {}
     for name, problem in PROBLEMS.items():
         levels = settings.flips if name == "logistic" else settings.noises
-        found: dict[str, list[float]] = {}
+        measured: dict[str, list[float]] = {}
         for level in levels:
             # The same inputs and nearly the same draws at all levels, so that curves are smooth.
             generator = torch.Generator().manual_seed(seed)
@@ -250,8 +250,8 @@ def run_one(settings: CostSettings, seed: int, folder: Path) -> Json:
                     ("off", logs.abs().mean()),
                     ("kl", kl(q, exact)),
                 ):
-                    found.setdefault(f"{name}_{method}_{measure}", []).append(float(value))
-        result |= {f"{name}_levels": list(levels), **found}
+                    measured.setdefault(f"{name}_{method}_{measure}", []).append(float(value))
+        result |= {f"{name}_levels": list(levels), **measured}
     return result
 
 
@@ -338,8 +338,8 @@ def _output(net: nn.Module) -> Callable[[Vector, Tensor], Tensor]:
     def output(theta: Vector, x: Tensor) -> Tensor:
         pieces = zip(shapes.items(), theta.split(sizes), strict=True)
         weights = {name: piece.view(shape) for (name, shape), piece in pieces}
-        found: Tensor = functional_call(net, weights, (x,)).squeeze()
-        return found
+        output: Tensor = functional_call(net, weights, (x,)).squeeze()
+        return output
 
     return output
 
@@ -376,10 +376,10 @@ def _at_level(result: Json, name: str, method: str, measure: str, level: float) 
 EXPERIMENT = Experiment(
     id="004-squared-gradient-cost",
     paper="004",
-    claim="Ours, about slide 'Variational Online Gauss-Newton': VOGN's squared gradients give the "
-    "scales of the exact mean-field posterior where labels come from the model (to 10 % here), and "
-    "others where they do not (5 % of labels flipped; noise twice what is assumed), however long "
-    "it trains. Gauss–Newton and IVON give the exact ones in both cases.",
+    claim="Ours, on Khan (2019), 'Variational Online Gauss-Newton': VOGN's squared gradients give "
+    "the scales of the exact mean-field posterior where labels come from the model (to 10 % here), "
+    "and others where they do not (5 % of labels flipped; noise twice what is assumed), however "
+    "long it trains. Gauss–Newton and IVON give the exact ones in both cases.",
     theorem=False,
     ours=True,
     minutes=1,

@@ -16,9 +16,9 @@ from credo.sweep import Study
 
 
 def _study(module: str, name: str) -> Study:
-    found = import_module(f"credo_papers.{module}").STUDIES[name]
-    assert isinstance(found, Study)
-    return found
+    study = import_module(f"credo_papers.{module}").STUDIES[name]
+    assert isinstance(study, Study)
+    return study
 
 
 MODULES = {

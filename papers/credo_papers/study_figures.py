@@ -1,4 +1,4 @@
-"""What the figures of the experiments of document 003 on training share."""
+"""What the figures of the experiments of Book (2020) on training share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from credo.types import Json
 
 def curves(results: Sequence[Json], run: str, name: str) -> NDArray[np.float64]:
     """A run's numbers by epoch, (seeds, epochs); masked for a seed that diverged."""
-    found: list[Sequence[Any]] = [r["runs"][run][name] for r in results]
-    epochs = max(map(len, found))
-    padded = [[*curve, *[np.nan] * (epochs - len(curve))] for curve in found]
+    curves: list[Sequence[Any]] = [r["runs"][run][name] for r in results]
+    epochs = max(map(len, curves))
+    padded = [[*curve, *[np.nan] * (epochs - len(curve))] for curve in curves]
     return np.ma.masked_invalid(np.array(padded, dtype=float))
 
 

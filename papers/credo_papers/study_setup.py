@@ -1,4 +1,4 @@
-r"""What the experiments of document 003 on training share: data, network, runs and their verdicts.
+r"""What the experiments of Book (2020) on training share: data, network, runs and their verdicts.
 
 The thesis (§4.2, §4.3): LeNet-5 with max-pooling and ReLU, batches of 100, standardised images
 without augmentation, Kaiming's prior, the ELBO proper, σ = ln(1 + e^ρ) with ρ₀ = −10, means and
@@ -130,7 +130,7 @@ class Trial:
 Images = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Study:
+class SharedRuns:
     """The runs of one seed at some settings: made when asked for, or read if they were made."""
 
     def __init__(self, settings: StudySettings, seed: int, folder: Path) -> None:
@@ -173,10 +173,10 @@ class Study:
 
     def _data(self, name: str) -> Images:
         if name not in self._images:
-            found, settings = credo.data.load(name), self.settings
+            images, settings = credo.data.load(name), self.settings
             count, tests = settings.num_data, settings.test_images
-            x, x_test = credo.data.standardise(found.train[0][:count], found.test[0][:tests])
-            self._images[name] = (x, found.train[1][:count]), (x_test, found.test[1][:tests])
+            x, x_test = credo.data.standardise(images.train[0][:count], images.test[0][:tests])
+            self._images[name] = (x, images.train[1][:count]), (x_test, images.test[1][:tests])
         return self._images[name]
 
     def _trained(self, trial: Trial) -> Json:
@@ -219,7 +219,7 @@ class Study:
 
 
 def run_store(folder: Path) -> Path:
-    """Beside the experiments of document 003 if ``folder`` belongs to one, else in ``folder``.
+    """Beside the experiments of Book (2020) if ``folder`` belongs to one, else in ``folder``.
 
     >>> run_store(Path("runs/003-kl-weights/quick/seed-0-ab")).as_posix()
     'runs/003-study-runs'
@@ -262,27 +262,27 @@ def judge(statements: Mapping[str, Sequence[float]], numbers: Mapping[str, float
     >>> judge({"better": [0.1, 0.2, 0.15]}, {}).verdict
     'reproduced'
     """
-    found = dict(numbers)
+    reported = dict(numbers)
     signs = []
     for name, margins in statements.items():
         known = all(math.isfinite(margin) for margin in margins)
         signs.append(sign_of_mean(margins) if known else 0)
         if known:
             mean, error = mean_and_error(margins)
-            found |= {name: mean} | ({f"{name}_se": error} if math.isfinite(error) else {})
-        found[f"{name}_holds"] = float(signs[-1])
-    return Verdict(judgement(signs), found)
+            reported |= {name: mean} | ({f"{name}_se": error} if math.isfinite(error) else {})
+        reported[f"{name}_holds"] = float(signs[-1])
+    return Verdict(judgement(signs), reported)
 
 
 def averages(results: Sequence[Json], measures: Sequence[str] = tuple(MEASURES)) -> Json:
     """Mean over seeds of every run's measures, as ``<run>_<measure>``; those of MLE have no KL."""
-    found = {}
+    means = {}
     for label in results[0]["runs"]:
         for measure in measures:
             values = [value(r, label, measure) for r in results]
             if all(math.isfinite(v) for v in values):
-                found[f"{label}_{measure}"] = math.fsum(values) / len(values)
-    return found
+                means[f"{label}_{measure}"] = math.fsum(values) / len(values)
+    return means
 
 
 def value(result: Json, label: str, measure: str) -> float:

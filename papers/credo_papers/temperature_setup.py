@@ -1,9 +1,9 @@
-r"""What the experiments of document 000 share: runs over widths × temperatures, and what they show.
+r"""What the experiments of Huix et al. (2022) share: runs over widths × temperatures.
 
-The document trains a one-hidden-layer network and a ResNet-20 by Bayes by backprop (centred
+The paper trains a one-hidden-layer network and a ResNet-20 by Bayes by backprop (centred
 Gaussian prior of variance 1/5) at several η = τ·n/N, n the number of examples and N that of hidden
 units or of parameters, and plots accuracy, NLL, ECE and confidence (the mean of the largest
-probability) with a line at η = 1. Widths, grid, optimizer and samples are not in the slides, and
+probability) with a line at η = 1. Widths, grid, optimizer and samples are not in the paper, and
 nothing out of distribution is. That curves of different widths lie on each other over τ, and not
 over η, is our sharpening of its limit theorem.
 
@@ -48,7 +48,7 @@ from credo.types import Json
 from credo_papers.experiment import Settings, Verdict, judgement, mean_and_error, sign_of_mean
 
 PRIOR_SCALE = math.sqrt(1 / 5)
-"""The document's prior has variance 1/5."""
+"""The paper's prior has variance 1/5."""
 METRICS = {
     "accuracy": "test accuracy",
     "nll": "test NLL",
@@ -118,15 +118,15 @@ def sweep(
     The last entry of each list is at η = 1. A run that is finished is kept in ``folder`` and not
     repeated.
     """
-    found: Json = {"widths": list(settings.widths), "taus": list(settings.taus)}
+    result: Json = {"widths": list(settings.widths), "taus": list(settings.taus)}
     for width in settings.widths:
         runs = [
             _kept(folder / f"{width}-tau-{tau:g}.json", settings, build, width, data, tau, seed)
             for tau in settings.taus
         ]
         runs.append(_kept(folder / f"{width}-eta-1.json", settings, build, width, data, None, seed))
-        found |= {f"{width}_{name}": [run[name] for run in runs] for name in runs[0]}
-    return found
+        result |= {f"{width}_{name}": [run[name] for run in runs] for name in runs[0]}
+    return result
 
 
 def _kept(

@@ -1,9 +1,9 @@
-r"""Document 004, "Which is a good classifier?": away from the data, one that averages is less sure.
+r"""Khan (2019), "Which is a good classifier?": away from the data, one that averages is less sure.
 
-The slides show two classifiers of points in the plane, one sure everywhere but at a line, the other
-only near the data: "what the model does not know". The pictures have no numbers, so here both are
-the same network on two moons, with the same prior at the same temperature: `credo.MAP` finds the
-best weights, `credo.VI` a Gaussian over them. The temperature is 0.1, because at 1 mean-field
+The tutorial shows two classifiers of points in the plane, one sure everywhere but at a line, the
+other only near the data: "what the model does not know". The pictures have no numbers, so here both
+are the same network on two moons, with the same prior at the same temperature: `credo.MAP` finds
+the best weights, `credo.VI` a Gaussian over them. The temperature is 0.1, because at 1 mean-field
 inference underfits these 200 points (accuracy below 0.9).
 
 Near is a test set of moons; far are the points of a square grid that are at least 2 away from every
@@ -169,9 +169,9 @@ def _rise(result: Json, name: str) -> float:
 EXPERIMENT = Experiment(
     id="004-uncertainty-away",
     paper="004",
-    claim="Slides 'Which is a good classifier?': a Bayesian classifier is less certain away from "
-    "the data, 'what the model does not know', than one that rests on a point estimate. (Pictures "
-    "without numbers; here a network on two moons, mean-field inference against MAP.)",
+    claim="Khan (2019), 'Which is a good classifier?': a Bayesian classifier is less certain away "
+    "from the data, 'what the model does not know', than one that rests on a point estimate. "
+    "(Pictures without numbers; here a network on two moons, mean-field inference against MAP.)",
     theorem=False,
     minutes=0.3,
     presets={

@@ -1,14 +1,14 @@
-r"""Document 002, table 1 and figure 1: Variational Laplace against VI and MAP over β.
+r"""Unlu & Aitchison (2021), table 1 and figure 1: Variational Laplace against VI and MAP over β.
 
-The document trains a PreactResNet-18 on four data sets at many temperatures β, scores four ways of
+The paper trains a PreactResNet-18 on four data sets at many temperatures β, scores four ways of
 predicting (VL, VI at its mean, VI by 10 samples, MAP), and finds that at the best β "VL almost
 always gave better performance" in test NLL, accuracy and calibration error (ECE). In table 1 it is
 best in all 12 cells.
 
 Table 1 takes the best β for each metric on the test set itself. Here β is chosen for each way of
 predicting by its NLL on held-out training images (after training at all β), and scored once on the
-test set; the document's way is among the numbers as ``<data>_<way>_best_<metric>``. VL is scored at
-its mean: the document does not say, but speaks of samples for VI only.
+test set; the paper's way is among the numbers as ``<data>_<way>_best_<metric>``. VL is scored at
+its mean: the paper does not say, but speaks of samples for VI only.
 
 The rule, written before any run: a cell (data set × metric) holds if VL is better than the best of
 its three rivals, with 95 % confidence over seeds, and fails if it is worse in that sense. "Almost
@@ -72,7 +72,7 @@ def _scores_at(
     settings: ComparisonSettings, data: Images, beta: float, seed: int, folder: Path
 ) -> dict[str, dict[str, Json]]:
     """Scores of each way of predicting, on held-out and on test images."""
-    found: dict[str, dict[str, Json]] = {}
+    chosen: dict[str, dict[str, Json]] = {}
     kinds: tuple[Literal["vl", "vi", "map"], ...] = ("vl", "vi", "map")
     for kind in kinds:
         place = folder / f"{kind}-{beta:g}"
@@ -82,11 +82,11 @@ def _scores_at(
             ways = {"vi_mean": "mean", "vi_samples": "samples"}
         for way, at in ways.items():
             samples = settings.prediction_samples if at == "samples" else 1
-            found[way] = {
+            chosen[way] = {
                 "held_out": scores(posterior, data.held_out, at, samples),
                 "test": scores(posterior, data.test, at, samples),
             }
-    return found
+    return chosen
 
 
 def advantages(results: Sequence[Json], data: str, metric: str) -> list[float]:
@@ -145,16 +145,17 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="002-vl-comparison",
     paper="002",
-    claim="Table 1 and fig. 1: for the optimal β, Variational Laplace almost always has better "
-    "test NLL, accuracy and ECE than VI (at its mean or by 10 samples) and MAP, with the same "
-    "network. (β is chosen on held-out images here; the document chose it on the test set.)",
+    claim="Unlu & Aitchison (2021), table 1 and fig. 1: for the optimal β, Variational Laplace "
+    "almost always has better test NLL, accuracy and ECE than VI (at its mean or by 10 samples) "
+    "and MAP, with the same network. (β is chosen on held-out images here; the paper chose it on "
+    "the test set.)",
     theorem=False,
     needs=("fashion-mnist", "cifar10"),
     minutes=5,
     presets={
         # 36 runs of 640 steps: four to five minutes a seed.
         "quick": ComparisonSettings(epochs=40),
-        # The document doesn't list its β, and trains on the held-out images too.
+        # The paper doesn't list its β, and trains on the held-out images too.
         "paper": ComparisonSettings(
             net="PreactResNet-18", pool=1, num_data=100_000, held_out=5000, test_images=100_000,
             epochs=200, lr=1e-4, data=("cifar10", "cifar100", "svhn", "fashion-mnist"),

@@ -1,8 +1,8 @@
-r"""Document 002, figure 2: what a faster rate for log σ does to VI and to Variational Laplace.
+r"""Unlu & Aitchison (2021), figure 2: what a faster rate for log σ does to VI and to VL.
 
 Adam moves a parameter by its rate at most in each step. log σ starts at log s − 3, so with the rate
 of the means it may not get back to log s in the whole of training: VI is then stopped early. The
-document multiplies that rate by 1, 3, 10 and 30, untempered (β = 1) and tempered (β = 0.1), and
+paper multiplies that rate by 1, 3, 10 and 30, untempered (β = 1) and tempered (β = 0.1), and
 says (§5.1) of the final values:
 
 1. ``elbo_rises``: the larger the multiplier, the higher VI's ELBO.
@@ -196,15 +196,15 @@ def _ends(result: Json) -> Json:
 EXPERIMENT = Experiment(
     id="002-learning-rates",
     paper="002",
-    claim="Fig. 2 and §5.1: as the rate of log σ is multiplied by 1, 3, 10 and 30, VI's ELBO "
-    "rises and its test NLL and accuracy get worse, at β = 1 and 0.1; Variational Laplace is "
-    "robust; and VI stopped before its scales have moved behaves like MAP.",
+    claim="Unlu & Aitchison (2021), fig. 2 and §5.1: as the rate of log σ is multiplied by 1, 3, "
+    "10 and 30, VI's ELBO rises and its test NLL and accuracy get worse, at β = 1 and 0.1; "
+    "Variational Laplace is robust; and VI stopped before its scales have moved behaves like MAP.",
     theorem=False,
     needs=("cifar10",),
     minutes=3,
     presets={
         # 18 runs of 640 steps: less than three minutes a seed. At multiplier 1 log σ moves by 1 at
-        # most, a quarter of what it may in the document.
+        # most, a quarter of what it may in the paper.
         "quick": RateSettings(epochs=40),
         "paper": RateSettings(
             net="PreactResNet-18", pool=1, num_data=100_000, test_images=100_000, epochs=200,

@@ -1,4 +1,4 @@
-r"""Document 002, table 2: what a step of Variational Laplace costs.
+r"""Unlu & Aitchison (2021), table 2: what a step of Variational Laplace costs.
 
 Seconds per epoch on CIFAR-10 are 114.9 for VL, 43.2 for VI and 41.8 for MAP: "VL is around a factor
 of 3 slower than either" (the text has "VI or VL" for "VI or MAP"; the ratios are 2.66 and 2.75),
@@ -6,7 +6,7 @@ and VI costs 1.03 times what MAP does. Only ratios travel from their cards to th
 
 Methods take steps in turn, each with a network of its own, and each round gives one ratio; a seed's
 ratio is the median of its rounds. Time is the processor's, so that other programs on the machine
-don't count. VL is the document's: backward through the gradient (``route="exact"``). The default
+don't count. VL is the paper's: backward through the gradient (``route="exact"``). The default
 ``route="difference"`` is timed beside it and has no part in the verdict.
 
 The rules, written before any run: with 95 % confidence over seeds, VL costs between `AROUND_THREE`
@@ -123,7 +123,7 @@ def check(results: list[Json]) -> Verdict:
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:
-    """The ratios to MAP: a dot a seed, a bar for their mean, a ring for the document's."""
+    """The ratios to MAP: a dot a seed, a bar for their mean, a ring for the paper's."""
     with house_style():
         figure = blank_figure(6.0, 3.4)
         axes = figure.subplots()
@@ -136,7 +136,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
                           markeredgecolor=VERMILLION, zorder=4)  # fmt: skip
         axes.plot([], [], "o", color=BLUE, markersize=4, label="here, each seed")
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", markeredgecolor=VERMILLION,
-                  label="document 002, table 2")  # fmt: skip
+                  label="Unlu & Aitchison (2021), table 2")  # fmt: skip
         axes.axhline(1.0, color=GREY, linewidth=1)
         axes.set_xticks(range(len(METHODS)), list(METHODS.values()))
         axes.set(ylabel="time of a step, over MAP's")
@@ -148,9 +148,9 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="002-runtime",
     paper="002",
-    claim="Table 2: a Variational Laplace epoch takes around 3 times as long as one of VI or MAP "
-    "(114.9, 43.2 and 41.8 s), and VI costs what MAP does. Here the processor time of one step "
-    "of a PreactResNet-18 on CIFAR-sized images.",
+    claim="Unlu & Aitchison (2021), table 2: a Variational Laplace epoch takes around 3 times as "
+    "long as one of VI or MAP (114.9, 43.2 and 41.8 s), and VI costs what MAP does. Here the "
+    "processor time of one step of a PreactResNet-18 on CIFAR-sized images.",
     theorem=False,
     minutes=0.5,
     presets={

@@ -1,13 +1,13 @@
-r"""What the experiments of document 002 share: data, network, rates, methods and scores.
+r"""What the experiments of Unlu & Aitchison (2021) share: data, network, rates, methods and scores.
 
-Document 002 §5: Adam with its defaults, the rate divided by ten after half and after three quarters
-of the epochs, batches of 128, log σ from log s − 3 on at ten times the rate. The prior's scale s is
-not given; here it is Kaiming's. No augmentation is mentioned, and there is none.
+Unlu & Aitchison (2021), §5: Adam with its defaults, the rate divided by ten after half and after
+three quarters of the epochs, batches of 128, log σ from log s − 3 on at ten times the rate. The
+prior's scale s is not given; here it is Kaiming's. No augmentation is mentioned, and there is none.
 
-β of the document is ``temperature`` here. All methods share it: MAP minimises
+β of the paper is ``temperature`` here. All methods share it: MAP minimises
 mean NLL − (β/n)·log p(w).
 
-The document trains to convergence networks that can fit every image. The quick presets' network,
+The paper trains to convergence networks that can fit every image. The quick presets' network,
 images, epochs and rate were chosen for MAP to come near that in seconds: by its training NLL alone,
 in 8 runs.
 """
@@ -38,7 +38,7 @@ TITLES = {
     "digits": "digits",
 }
 MULTIPLIER = 10.0
-"""The document's choice for the rate of log σ, over that of the means."""
+"""The paper's choice for the rate of log σ, over that of the means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ImageSettings(Settings):
 
     ``num_data`` is the most that is taken for training, after ``held_out`` images are set aside.
     Images are averaged over squares of ``pool`` × ``pool`` pixels. ``test_images`` are the first of
-    the test set. ``prediction_samples`` is the document's "10 samples".
+    the test set. ``prediction_samples`` is the paper's "10 samples".
     """
 
     net: NetName = "small softplus"
@@ -79,36 +79,36 @@ class Images:
 
 def images(settings: ImageSettings, data: str) -> Images:
     """The data set of this name, at the scale of the settings."""
-    found = credo.data.load(data)
-    available = len(found.train[1]) - settings.held_out
+    images = credo.data.load(data)
+    available = len(images.train[1]) - settings.held_out
     if available < 1:
         raise DataError(
-            f"{data} has {len(found.train[1])} training images, of which {settings.held_out} are "
-            f"to be held out: nothing is left to train on. ({found.source}.) Put the whole set "
+            f"{data} has {len(images.train[1])} training images, of which {settings.held_out} are "
+            f"to be held out: nothing is left to train on. ({images.source}.) Put the whole set "
             "into the folder that CREDO_DATA names, or hold out fewer."
         )
-    count, end = min(settings.num_data, available), len(found.train[1])
+    count, end = min(settings.num_data, available), len(images.train[1])
     inputs = [
         avg_pool2d(x, settings.pool) if settings.pool > 1 else x
         for x in (
-            found.train[0][:count],
-            found.train[0][end - settings.held_out :],
-            found.test[0][: settings.test_images],
+            images.train[0][:count],
+            images.train[0][end - settings.held_out :],
+            images.test[0][: settings.test_images],
         )
     ]
     train, held_out, test = credo.data.standardise(*inputs)
     return Images(
-        (train, found.train[1][:count]),
-        (held_out, found.train[1][end - settings.held_out :]),
-        (test, found.test[1][: settings.test_images]),
-        len(found.classes),
+        (train, images.train[1][:count]),
+        (held_out, images.train[1][end - settings.held_out :]),
+        (test, images.test[1][: settings.test_images]),
+        len(images.classes),
     )
 
 
 def method(
     name: Literal["vl", "vi", "map"], lr: float, beta: float, multiplier: float = MULTIPLIER
 ) -> Method:
-    """Variational Laplace, mean-field VI or MAP at temperature β, with the document's rates."""
+    """Variational Laplace, mean-field VI or MAP at temperature β, with the paper's rates."""
     if name == "map":
         return credo.MAP(lr=lr, temperature=beta)
     kind = credo.VariationalLaplace if name == "vl" else credo.VI

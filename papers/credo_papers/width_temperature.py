@@ -1,10 +1,10 @@
-r"""Document 000 on MNIST: one hidden layer of growing width, at temperatures balanced and not.
+r"""Huix et al. (2022) on MNIST: one hidden layer of growing width, balanced and not.
 
-Two parametrisations of the same network. "document": f(x) = (1/N) Σ_j a_j φ(⟨b_j, x⟩) with φ = ReLU
-and a prior N(0, 1/5) on every weight, for which its limit theorem holds; the verdict rests on it.
-"usual": two `nn.Linear` layers with biases and a prior of variance 1/fan-in, for which nothing is
-claimed; its numbers begin with ``usual_``. In both N counts parameters, as on the document's
-last slide: in the theory it is hidden units, which for one input size differ by a factor.
+Two parametrisations of the same network. "mean_field": f(x) = (1/N) Σ_j a_j φ(⟨b_j, x⟩) with φ =
+ReLU and a prior N(0, 1/5) on every weight, for which its limit theorem holds; the verdict rests on
+it. "usual": two `nn.Linear` layers with biases and a prior of variance 1/fan-in, for which nothing
+is claimed; its numbers begin with ``usual_``. In both N counts parameters, as in the paper's
+experiments: in the theory it is hidden units, which for one input size differ by a factor.
 
 The four statements and how they are decided: `credo_papers.temperature_setup`. Besides, ours:
 ``<width>_from_prior`` of the figures' data is the RMS distance of test from prior predictions.
@@ -39,12 +39,12 @@ from credo_papers.temperature_setup import (
     verdict,
 )
 
-PARAMETRISATIONS = ("document", "usual")
+PARAMETRISATIONS = ("mean_field", "usual")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WidthSettings(TemperatureSettings):
-    """The defaults are those of the quick preset; ``lr`` is the document's network's."""
+    """The defaults are those of the quick preset; ``lr`` is for the first parametrisation."""
 
     net: str = "one hidden ReLU layer"
     data: str = "mnist"
@@ -82,7 +82,7 @@ def model(name: str, pixels: int, width: int, classes: int, seed: int) -> credo.
     likelihood = credo.likelihoods.Categorical()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "document":
+        if name == "mean_field":
             net = MeanFieldNet(pixels, width, classes)
             return credo.Model(net, likelihood, credo.priors.Normal(scale=PRIOR_SCALE))
         plain = nn.Sequential(
@@ -95,7 +95,7 @@ def run_one(settings: WidthSettings, seed: int, folder: Path) -> Json:
     """Every width and temperature in both parametrisations."""
     data = load(settings)
     pixels, classes = data.train[0][0].numel(), 10
-    rates = {"document": settings.lr, "usual": settings.usual_lr}
+    rates = {"mean_field": settings.lr, "usual": settings.usual_lr}
     return {
         name: sweep(
             replace(settings, lr=rates[name]),
@@ -109,8 +109,8 @@ def run_one(settings: WidthSettings, seed: int, folder: Path) -> Json:
 
 
 def check(results: list[Json]) -> Verdict:
-    """The document's parametrisation decides; of the other one the same numbers are given."""
-    numbers = judged([result["document"] for result in results])
+    """The mean-field parametrisation decides; of the other one the same numbers are given."""
+    numbers = judged([result["mean_field"] for result in results])
     usual = judged([result["usual"] for result in results])
     return verdict(numbers | {f"usual_{name}": value for name, value in usual.items()})
 
@@ -129,10 +129,10 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     id="000-width-temperature",
     paper="000",
-    claim="With η = τ·n/N a one-hidden-layer network on MNIST keeps learning at every width: "
-    "confidence falls with τ, an intermediate τ has the best NLL, and at η = 1 a wide network "
-    "falls back to its prior. Ours, from its limit theorem: curves of different widths lie at "
-    "least twice as close over τ as over η.",
+    claim="Huix et al. (2022): with η = τ·n/N a one-hidden-layer network on MNIST keeps learning "
+    "at every width: confidence falls with τ, an intermediate τ has the best NLL, and at η = 1 a "
+    "wide network falls back to its prior. Ours, from its limit theorem: curves of different "
+    "widths lie at least twice as close over τ as over η.",
     theorem=False,
     needs=("mnist", "fashion-mnist"),
     minutes=6,

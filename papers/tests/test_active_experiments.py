@@ -1,4 +1,4 @@
-"""The experiments of document 004 on active learning, small, and their verdicts both ways."""
+"""The experiments of Khan (2019) on active learning, small, and their verdicts both ways."""
 
 import math
 

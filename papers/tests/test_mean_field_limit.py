@@ -1,4 +1,4 @@
-"""Document 000: at η = 1 a wide network's posterior is its prior; at η = τp/N it has a limit."""
+"""At η = 1 a wide network's posterior is its prior; at η = τp/N it has a limit (Huix 2022)."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ def double(values):
 
 
 def regression() -> MeanFieldProblem:
-    """The formula sheet's data: 20 points of sin(2x) + ½ on [0.2, 2], no bias."""
+    """Data: 20 points of sin(2x) + ½ on [0.2, 2], no bias."""
     x = torch.linspace(0.2, 2, 20, dtype=torch.float64)
     return MeanFieldProblem(x[:, None], torch.sin(2 * x) + 0.5)
 
@@ -217,7 +217,7 @@ def test_the_gradient_of_the_limit_is_that_of_finite_differences(name: str) -> N
 # --- η = 1: collapse ------------------------------------------------------------------------------
 
 
-def test_the_sheets_numbers_of_the_collapse() -> None:
+def test_known_numbers_of_the_collapse() -> None:
     problem = PROBLEMS["squared loss"]
     found = [float(problem.total_kl(problem.best(1.0, width))) for width in WIDTHS]
     assert found == pytest.approx([0.0731, 0.00723, 7.25e-4, 7.25e-5, 7.25e-6], rel=1e-3)
@@ -225,7 +225,7 @@ def test_the_sheets_numbers_of_the_collapse() -> None:
 
 @BOTH
 def test_total_kl_and_mean_output_fall_as_one_over_n(name: str) -> None:
-    """Ours: the document says KL → 0. The constant of the rate is a formula."""
+    """Ours: the paper says KL → 0. The constant of the rate is a formula."""
     problem = PROBLEMS[name]
     kls, outputs = [], []
     for width in WIDTHS:
@@ -236,7 +236,7 @@ def test_total_kl_and_mean_output_fall_as_one_over_n(name: str) -> None:
     assert slope(WIDTHS, outputs) == pytest.approx(-1, abs=0.05)
     # The next term is O(1/N); the optimum's own gradient is 1e-8 at worst.
     assert kls[-2] * WIDTHS[-2] == pytest.approx(problem.collapse_constant(), rel=1e-3)
-    # The document's bound: the KL is at most what the prior loses by not fitting.
+    # The paper's bound: the KL is at most what the prior loses by not fitting.
     prior = Neurons.at_prior(problem.x.shape[1], problem.start().outputs, 10, dtype=torch.float64)
     best = problem.best(1.0, 10)
     loss_of_prior, loss = problem.expected_loss(prior).sum(), problem.expected_loss(best).sum()
@@ -255,7 +255,7 @@ def test_a_posterior_that_fits_is_given_up_at_temperature_one() -> None:
 # --- η = τp/N: balance ----------------------------------------------------------------------------
 
 
-def test_the_sheets_numbers_of_the_balance() -> None:
+def test_known_numbers_of_the_balance() -> None:
     problem, limit = PROBLEMS["squared loss"], best_limit("squared loss")
     found = [problem.best(problem.balanced(TAU, width), width) for width in WIDTHS]
     kls = [float(q.kl()) for q in found]

@@ -1,4 +1,4 @@
-"""The experiments of document 004 on VOGN, small, and their verdicts both ways."""
+"""The experiments of Khan (2019) on VOGN, small, and their verdicts both ways."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The experiment of document 001 on penalties, small, and its verdict both ways."""
+"""Penalties by Wolinski, Charpiat & Ollivier (2020), small, and the verdict both ways."""
 
 import json
 import math
@@ -95,7 +95,7 @@ def test_a_wider_prior_at_the_theoretical_lambda_is_a_point_of_the_grid():
 
 
 def table(**changes):
-    """Three seeds that agree with the document, but for what is given."""
+    """Three seeds that agree with the paper, but for what is given."""
     base = {}
     for kind in PENALTIES:
         base |= {

@@ -1,4 +1,4 @@
-"""The experiments of document 004 on the learning rule, small, and their verdicts both ways."""
+"""The experiments of Khan (2019) on the learning rule, small, and their verdicts both ways."""
 
 import json
 import math

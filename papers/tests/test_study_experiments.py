@@ -1,4 +1,4 @@
-"""The study of document 003 on training: small runs, verdicts on made-up numbers."""
+"""The study of Book (2020) on training: small runs, verdicts on made-up numbers."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ from credo_papers import (
 from credo_papers.experiment import JUDGEMENTS
 from credo_papers.networks import build
 from credo_papers.study_figures import curves
-from credo_papers.study_setup import SHARED, TINY, Study, StudySettings, judge, run_store
+from credo_papers.study_setup import SHARED, TINY, SharedRuns, StudySettings, judge, run_store
 
 SMALL = {
     "net": "784-100-10", "num_data": 100, "test_images": 50, "batch_size": 50, "epochs": 2,
@@ -124,16 +124,20 @@ def test_every_preset_has_what_its_rules_ask_for():
 
 def test_runs_are_kept_and_shared_between_experiments(tmp_path, monkeypatch):
     settings = StudySettings(**SMALL)
-    first = Study(settings, 0, tmp_path / "003-one" / "quick" / "seed-0")
+    first = SharedRuns(settings, 0, tmp_path / "003-one" / "quick" / "seed-0")
     trial = first.trial("mnist")
     record = first.run(trial)
-    second = Study(settings, 0, tmp_path / "003-two" / "quick" / "seed-0")
-    monkeypatch.setattr(Study, "_trained", lambda self, trial: pytest.fail("was trained again"))
+    second = SharedRuns(settings, 0, tmp_path / "003-two" / "quick" / "seed-0")
+    monkeypatch.setattr(
+        SharedRuns, "_trained", lambda self, trial: pytest.fail("was trained again")
+    )
     assert second.run(trial) == record
     assert [path.parent.name for path in tmp_path.rglob("*.json")] == [SHARED]
     for other in (
-        lambda: Study(settings, 1, tmp_path / "003-two" / "quick" / "seed-1").run(trial),
-        lambda: Study(replace(settings, num_data=90), 0, tmp_path / "003-two" / "q").run(trial),
+        lambda: SharedRuns(settings, 1, tmp_path / "003-two" / "quick" / "seed-1").run(trial),
+        lambda: SharedRuns(replace(settings, num_data=90), 0, tmp_path / "003-two" / "q").run(
+            trial
+        ),
         lambda: second.run(replace(trial, lr=0.5)),
     ):
         with pytest.raises(pytest.fail.Exception, match="trained again"):
@@ -145,15 +149,15 @@ def test_a_folder_of_no_experiment_keeps_its_runs_itself(tmp_path):
 
 
 def test_the_rates_and_ratios_that_experiments_have_in_common_are_the_same_trials():
-    study = Study(StudySettings(), 0, Path("nowhere"))
-    by_ratio = {study.trial("cifar10", lr=1e-3, scale_ratio=r).scale_ratio for r in (0.1, 10, 100)}
+    shared = SharedRuns(StudySettings(), 0, Path("nowhere"))
+    by_ratio = {shared.trial("cifar10", lr=1e-3, scale_ratio=r).scale_ratio for r in (0.1, 10, 100)}
     scale_rates = (1e-4, 1e-2, 1e-1)
     assert {float(f"{rate / 1e-3:.6g}") for rate in scale_rates} == by_ratio
 
 
 def test_a_run_that_diverges_scores_as_guessing(tmp_path):
-    study = Study(StudySettings(**SMALL), 0, tmp_path)
-    record = study.run(study.trial("mnist", optimizer="sgd-plain", lr=1e6))
+    shared = SharedRuns(StudySettings(**SMALL), 0, tmp_path)
+    record = shared.run(shared.trial("mnist", optimizer="sgd-plain", lr=1e6))
     assert record["diverged"]
     assert record["accuracy"] == 0.1
     assert record["nll"] == pytest.approx(math.log(10))
@@ -161,17 +165,17 @@ def test_a_run_that_diverges_scores_as_guessing(tmp_path):
 
 
 def test_a_trial_trains_what_it_says(tmp_path):
-    study = Study(StudySettings(**SMALL), 0, tmp_path)
+    shared = SharedRuns(StudySettings(**SMALL), 0, tmp_path)
     vi = study_setup.method(
-        study.trial("mnist", optimizer="sgd", options={"momentum": 0.5}, lr=0.2, scale_ratio=0.1)
+        shared.trial("mnist", optimizer="sgd", options={"momentum": 0.5}, lr=0.2, scale_ratio=0.1)
     )
     model = credo.Model(build("784-100-10", (1, 8, 8), 0), credo.likelihoods.Categorical())
     optimizer = vi.init(model, 100).optimizer
     assert isinstance(optimizer, torch.optim.SGD)
     assert [g["momentum"] for g in optimizer.param_groups] == [0.5, 0.5]
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.2, 0.02])
-    assert study_setup.method(study.trial("mnist", bayesian=False)).temperature == 0
-    frozen = study.run(study.trial("mnist", schedule="alternate", turn=1))
+    assert study_setup.method(shared.trial("mnist", bayesian=False)).temperature == 0
+    frozen = shared.run(shared.trial("mnist", schedule="alternate", turn=1))
     assert [r["scale"] > 0 for r in frozen["rates"]] == [False, True]
     assert [r["mean"] > 0 for r in frozen["rates"]] == [True, False]
 
@@ -416,8 +420,8 @@ def test_balanced_rates_verdicts(results, expected):
 
 
 def test_a_balanced_trial_is_another_run_and_the_others_keep_their_names(tmp_path):
-    study = Study(StudySettings(), 0, tmp_path)
-    plain, balanced = study.trial("mnist"), study.trial("mnist", tau=0.1)
+    shared = SharedRuns(StudySettings(), 0, tmp_path)
+    plain, balanced = shared.trial("mnist"), shared.trial("mnist", tau=0.1)
     assert "tau" not in plain.identity()
     assert balanced.identity()["tau"] == 0.1
     assert study_setup.method(balanced).temperature == credo.Balanced(0.1)

@@ -1,4 +1,4 @@
-"""The experiments of document 000 on the temperature, small, and their verdicts both ways."""
+"""The experiments of Huix et al. (2022) on the temperature, small, and their verdicts both ways."""
 
 import copy
 import json

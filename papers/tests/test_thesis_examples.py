@@ -1,4 +1,4 @@
-"""The worked examples of document 003, as statements that hold exactly."""
+"""The worked examples of Book (2020), as statements that hold exactly."""
 
 import math
 

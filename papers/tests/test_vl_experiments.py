@@ -1,4 +1,4 @@
-"""The experiments of document 002 on Variational Laplace, small, and their verdicts both ways."""
+"""Variational Laplace of Unlu & Aitchison (2021), small, and the verdicts both ways."""
 
 import copy
 import math
@@ -38,7 +38,7 @@ def test_every_run_gives_numbers_and_figures(module, results, tmp_path):
     assert found == "inconclusive"  # one seed decides nothing
 
 
-def test_the_paper_presets_are_those_of_the_document():
+def test_the_paper_presets_are_those_of_the_work():
     for module in (vl_comparison, vl_rates, flat_modes):
         paper = module.EXPERIMENT.presets["paper"]
         assert (paper.net, paper.epochs, paper.lr, paper.batch_size) == (

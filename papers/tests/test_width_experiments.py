@@ -1,4 +1,4 @@
-"""The experiments of document 000 over widths and temperatures, small, and their verdicts."""
+"""The experiments of Huix et al. (2022) over widths and temperatures, small, and their verdicts."""
 
 import copy
 import json
@@ -45,17 +45,17 @@ def test_every_run_gives_numbers_and_figures(module, results, tmp_path) -> None:
 
 def test_temperatures_are_what_they_are_called(results) -> None:
     for module, result in results.items():
-        found = result["document"] if module is width_temperature else result
+        found = result["mean_field"] if module is width_temperature else result
         for width in found["widths"]:
             assert found[f"{width}_tau"][:-1] == pytest.approx(found["taus"])
             assert found[f"{width}_eta"][-1] == 1.0
     # 64·8 + 8·10 weights, 96 images.
-    eta = results[width_temperature]["document"]["8_eta"][1]
+    eta = results[width_temperature]["mean_field"]["8_eta"][1]
     assert eta == pytest.approx(96 / 592)
 
 
 def test_the_document_s_network_is_the_mean_over_its_units() -> None:
-    model = width_temperature.model("document", 64, 10, 3, seed=0)
+    model = width_temperature.model("mean_field", 64, 10, 3, seed=0)
     assert model.random.size == 10 * (64 + 3)
     paper = balanced_resnet.residual_net(16, 3, 10)
     convolutions = [m for m in paper.modules() if type(m).__name__ == "Conv2d"]

@@ -1,5 +1,5 @@
 """The command line."""
 
-from credo.cli.main import main
+from credo.cli.command_line import main
 
 __all__ = ["main"]

@@ -36,10 +36,10 @@ class Readable(Protocol):
 
 
 def malformed(
-    path: Path, promised: str, found: str, remedy: str = "Fetch the file again from its source."
+    path: Path, promised: str, actual: str, remedy: str = "Fetch the file again from its source."
 ) -> FileFormatError:
     """The error for a file whose content is not what it says."""
-    return FileFormatError(f"{path}: {promised}, but {found}. {remedy}")
+    return FileFormatError(f"{path}: {promised}, but {actual}. {remedy}")
 
 
 def read_exactly(stream: Readable, size: int, path: Path, what: str) -> bytearray:

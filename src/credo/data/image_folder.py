@@ -55,8 +55,8 @@ def open_image(path: str | PathLike[str]) -> Image.Image:
     except FileFormatError:
         raise
     except Exception as error:  # a decoder raises whatever it stumbles over
-        found = f"it does not unpack ({type(error).__name__}: {error})"
-        raise malformed(path, "this should be a JPEG or PNG image", found) from error
+        problem = f"it does not unpack ({type(error).__name__}: {error})"
+        raise malformed(path, "this should be a JPEG or PNG image", problem) from error
 
 
 def cut(image: Image.Image, box: Box, side: int) -> Tensor:
@@ -106,25 +106,25 @@ class ImageFolder:
             labels = torch.full((len(bare),), NO_LABEL)
             return cls(tuple(bare), labels, tuple(classes or ()))
         folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        found = {folder.name: _images_in(folder) for folder in folders}
-        if not any(found.values()):
+        images = {folder.name: _images_in(folder) for folder in folders}
+        if not any(images.values()):
             raise DataError(
                 f"{root} has no images: it should have a folder for each class with "
                 f"{', '.join(SUFFIXES)} files in it, or such files themselves"
             )
-        names = tuple(classes) if classes else tuple(found)
-        if strangers := sorted(found.keys() - set(names)):
+        names = tuple(classes) if classes else tuple(images)
+        if strangers := sorted(images.keys() - set(names)):
             raise DataError(
                 f"{root} has the class {strangers[0]!r} (and {len(strangers) - 1} more) that the "
                 f"{len(names)} classes of training don't have"
             )
-        if not classes and (empty := [name for name, files in found.items() if not files]):
+        if not classes and (empty := [name for name, files in images.items() if not files]):
             raise DataError(
                 f"{root / empty[0]} should have images of a class, but has none (nor have "
                 f"{len(empty) - 1} more): put them there or remove the folder"
             )
         place = {name: index for index, name in enumerate(names)}
-        pairs = [(file, place[name]) for name, files in found.items() for file in files]
+        pairs = [(file, place[name]) for name, files in images.items() for file in files]
         labels = torch.tensor([label for _, label in pairs])
         return cls(tuple(file for file, _ in pairs), labels, names)
 

@@ -177,5 +177,5 @@ class _Matrix:
         data, self._rest = self._rest[start:stop], self._rest[end:]
         return np.frombuffer(data, dtype)
 
-    def _refusal(self, found: str) -> Exception:
-        return malformed(self._path, "a matrix has flags, sizes, a name and values", found)
+    def _refusal(self, actual: str) -> Exception:
+        return malformed(self._path, "a matrix has flags, sizes, a name and values", actual)

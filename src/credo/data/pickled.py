@@ -247,11 +247,11 @@ class _Machine:
             )
         return np.frombuffer(raw, dtype).reshape(shape, order="F" if by_column else "C")
 
-    def _refusal(self, found: str) -> FileFormatError:
+    def _refusal(self, actual: str) -> FileFormatError:
         return malformed(
             self.path,
             "a pickled batch holds plain containers and numeric arrays",
-            found,
+            actual,
             "If the file is from the CIFAR page, fetch it again; if not, do not trust it.",
         )
 

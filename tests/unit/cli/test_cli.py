@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import credo
+from credo.cli import command_line as cli
 from credo.cli import demo_contest as demo
-from credo.cli import main as cli
 from credo.cli import papers
 from credo.cli.options import writable
 from credo.errors import DataError
