@@ -17,7 +17,7 @@ from credo.types import Json
 from credo_papers import ledger
 from credo_papers.experiment import PRESETS, mean_and_error, summarise
 from credo_papers.registry import EXPERIMENTS, find
-from credo_papers.run_progress import duration_in_words, watched
+from credo_papers.run_progress import watched
 
 RUNS = "runs"
 """The folder of local runs unless another is given."""
@@ -62,6 +62,18 @@ def _short_table(rows: list[Json]) -> Table:
         duration = duration_in_words(60 * r["minutes"])
         table.add_row(r["id"], _coloured(r["verdict"]), " ".join(r["needs"]), duration)
     return table
+
+
+def duration_in_words(seconds: float) -> str:
+    """Rounded to what a person wants to know.
+
+    >>> duration_in_words(6), duration_in_words(90), duration_in_words(2400)
+    ('10 s', '1.5 min', '40 min')
+    """
+    if seconds < 60:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes >= 10 else f"{minutes:.2g} min"
 
 
 def run(

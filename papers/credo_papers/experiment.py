@@ -12,8 +12,10 @@ from scipy import stats
 
 from credo.types import Json
 
-Judgement = Literal["reproduced", "not reproduced", "inconclusive", "not testable here"]
+Judgement = Literal["reproduced", "not reproduced", "inconclusive"]
 JUDGEMENTS: tuple[str, ...] = get_args(Judgement)
+VERDICTS = (*JUDGEMENTS, "not testable here")
+"""What a row of the ledger may say; the last of them is no outcome of a run."""
 PRESETS = ("quick", "paper")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from credo import storage
 from credo.errors import FileFormatError
 from credo.types import Json
-from credo_papers.experiment import JUDGEMENTS, PRESETS, Experiment, Verdict
+from credo_papers.experiment import PRESETS, VERDICTS, Experiment, Verdict
 
 KEYS = (
     "id", "paper", "claim", "verdict", "numbers", "seeds", "scale", "theorem", "ours", "command"
@@ -87,7 +87,7 @@ def _read(path: Path | Traversable) -> Json:
     try:
         # Before statements were marked as our own, all were the papers'.
         entry = {"ours": False} | json.loads(path.read_text(encoding="utf-8"))
-        if entry["verdict"] not in JUDGEMENTS or not isinstance(entry["scale"], dict):
+        if entry["verdict"] not in VERDICTS or not isinstance(entry["scale"], dict):
             raise ValueError(f"its verdict is {entry['verdict']!r}")
         return {key: entry[key] for key in KEYS}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -271,9 +271,9 @@ EXPERIMENT = Experiment(
     paper="001",
     claim="Wolinski, Charpiat & Ollivier (2020), theorem 2 and its corollary: a penalty on the "
     "variational parameters is a KL to a prior if and only if A_ν, the penalty deconvolved, "
-    "doesn't depend on ν and e^A can be normalised. So L2 needs its own function of σ (a and b of "
-    "the paper's exchanged), L1 and the group lasso of Gaussian means have no prior, and averaged "
-    "or Dirac penalties have the expected ones.",
+    "doesn't depend on ν and e^A can be normalised. So L2 needs its own function of σ (the paper's "
+    "a and b exchanged), L1 and the group lasso of Gaussian means have no prior, and averaged or "
+    "Dirac penalties have the expected ones.",
     theorem=True,
     minutes=0.2,
     presets={"quick": GallerySettings(), "paper": GallerySettings()},

@@ -127,15 +127,3 @@ def _epochs(seed: Path) -> int:
 
 def _count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
-
-
-def duration_in_words(seconds: float) -> str:
-    """Rounded to what a person wants to know.
-
-    >>> duration_in_words(6), duration_in_words(90), duration_in_words(2400)
-    ('10 s', '1.5 min', '40 min')
-    """
-    if seconds < 60:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes >= 10 else f"{minutes:.2g} min"

@@ -21,10 +21,22 @@ from credo_papers import (
     noise_confidence,
     run,
 )
-from credo_papers.experiment import JUDGEMENTS, sign_of_mean, summarise
+from credo_papers.experiment import JUDGEMENTS, VERDICTS, sign_of_mean, summarise
 from credo_papers.networks import build
 
-ROW_KEYS = {"id", "paper", "claim", "verdict", "numbers", "seeds", "scale", "theorem", "command"}
+ROW_KEYS = {
+    "id", "paper", "claim", "verdict", "numbers", "seeds", "scale", "theorem", "ours", "command"
+}  # fmt: skip
+AUTHORS = {
+    "000": "Huix et al. (2022)",
+    "001": "Wolinski, Charpiat & Ollivier (2020)",
+    "002": "Unlu & Aitchison (2021)",
+    "003": "Book (2020)",
+    "004": "Khan",
+}
+DATA_SETS = {
+    "mnist", "fashion-mnist", "cifar10", "svhn", "notmnist", "camvid", "cifar10h", "uci"
+}  # fmt: skip
 
 
 def printed(function, *arguments, **options):
@@ -56,6 +68,9 @@ def test_every_experiment_states_its_claim_and_scale(experiment):
     assert experiment.paper in ("000", "001", "002", "003", "004")
     assert experiment.id.startswith(f"{experiment.paper}-")
     assert len(experiment.claim) > 40
+    assert experiment.claim.startswith("Ours" if experiment.ours else AUTHORS[experiment.paper])
+    assert set(experiment.needs) <= DATA_SETS | {"gymnasium"}
+    assert 0 < experiment.minutes <= 60
     assert list(experiment.presets) == ["quick", "paper"]
     for preset in experiment.presets:
         scale = experiment.scale(preset)
@@ -141,8 +156,22 @@ def test_bad_requests_are_refused(tmp_path):
 def test_list_names_everything(tmp_path):
     rows = json.loads(printed(list_experiments, json=True))
     assert [r["id"] for r in rows] == list(EXPERIMENTS)
-    assert all({"id", "paper", "claim", "presets"} <= r.keys() for r in rows)
+    assert all(r.keys() == ROW_KEYS | {"presets", "needs", "minutes"} for r in rows)
+    assert {r["verdict"] for r in rows} <= {*VERDICTS, None}
+    assert {r["id"] for r in rows if r["ours"]} == {
+        "003-balanced-rates", "003-disagreement", "004-equal-time", "004-squared-gradient-cost"
+    }  # fmt: skip
     assert "003-and" in printed(list_experiments)
+
+
+def test_the_short_list_is_a_line_each_with_needs_and_duration(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(list_experiments, short=True).splitlines()
+    assert len(lines) == len(EXPERIMENTS) + 2  # the heading, and what "quick" means
+    swap = next(line for line in lines if line.startswith("004-optimizer-swap"))
+    assert swap.split() == [
+        "004-optimizer-swap", "inconclusive", "mnist", "notmnist", "cifar10", "svhn", "5", "min"
+    ]  # fmt: skip
 
 
 def test_an_experiment_without_a_verdict_is_listed_as_not_run(monkeypatch):
@@ -179,7 +208,8 @@ def test_committed_ledger_belongs_to_experiments_as_they_are():
     for id, entry in entries.items():
         experiment = EXPERIMENTS[id]
         assert entry["verdict"] in JUDGEMENTS
-        assert (entry["claim"], entry["theorem"]) == (experiment.claim, experiment.theorem)
+        for name in ("claim", "theorem", "ours"):
+            assert entry[name] == getattr(experiment, name)
         # A preset that changed since makes the verdict one about something else: run it again.
         expected = json.loads(json.dumps(experiment.scale(entry["scale"]["preset"])))
         assert entry["scale"] == expected

@@ -17,6 +17,7 @@ from credo.cli import demo_contest as demo
 from credo.cli import papers
 from credo.cli.options import writable
 from credo.errors import DataError
+from credo.train.progress import Bar
 
 
 def test_help_names_every_command_and_does_not_import_torch() -> None:
@@ -239,8 +240,9 @@ def test_one_seed_gives_one_set_of_numbers() -> None:
     digits = credo.data.digits()
 
     def scores(seed: int, around: int = 0) -> dict[str, float]:
-        with torch.random.fork_rng(devices=[]), demo._one_bar(1) as bar:
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(around)
+            bar = demo._DemoBar(Bar(None, 1))
             made = demo.CONTESTANTS["VI, η = 1"]()
             result = demo.contest("VI", made, digits, seed, 1, bar)
         return {key: value for key, value in result.scores.items() if key != "seconds"}
