@@ -27,6 +27,8 @@ from credo.errors import CheckpointError
 from credo.storage import read_tensors, under
 from credo_papers.recipes import Recipe
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 CPU = torch.device("cpu")

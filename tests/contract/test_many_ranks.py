@@ -25,6 +25,8 @@ from credo.errors import DataError, RankError
 from credo.network import bind
 from credo.network.selection import Selection
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 every = pytest.mark.parametrize("kind", list(work.KINDS))
 

@@ -183,6 +183,7 @@ t.fit(credo.VI(lr=0.01), sys.argv[1], epochs=80).save(sys.argv[1] + "/posterior.
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_at_any_moment(tmp_path) -> None:
     """A real process, killed several times, ends with the very weights of one that was not."""
     script = tmp_path / "train.py"

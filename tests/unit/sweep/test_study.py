@@ -146,6 +146,7 @@ def test_a_result_without_the_objective_is_a_failure(tmp_path) -> None:
     assert "no number 'loss'" in sweep(study, 1, tmp_path).outcomes[0].error
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_worker_costs_only_itself(tmp_path) -> None:
     """One dies always, one only once; it is one job at a time, so which is which is certain."""
 
@@ -185,6 +186,7 @@ assert [o.result for o in outcomes] == [{"n": n} for n in range(12)], outcomes
 """
 
 
+@pytest.mark.slow
 def test_two_sweeps_share_a_folder(tmp_path) -> None:
     """Both end with all results, and every trial was run once."""
     command = [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)]
@@ -198,6 +200,7 @@ def test_two_sweeps_share_a_folder(tmp_path) -> None:
     assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_claim_dies_with_its_process(tmp_path) -> None:
     place = tmp_path / "trial"
     code = (
@@ -228,12 +231,14 @@ def on_engine(engine, folder):
     assert len(table.collect(folder)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ray_on_this_machine(tmp_path) -> None:
     pytest.importorskip("ray")
     on_engine("ray", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_dask_on_this_machine(tmp_path) -> None:
     pytest.importorskip("distributed")
