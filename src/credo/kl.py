@@ -1,7 +1,7 @@
 """KL divergences between distributions over flat vectors: closed forms, and Monte Carlo.
 
 A closed form is a function of (q, p) that returns the contribution of every weight, (P,); the total
-is their sum. To add one, write that function and register it for the two types.
+is their sum. To add one, write that function and register it for the two types with `closed_form`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError, UnsupportedError
-from credo.families import Atomic, DiagGaussian, ExponentialFamily, Gaussian
+from credo.families import Atomic, DiagGaussian, Gaussian
 from credo.priors import FlatLaplace
 from credo.types import FlatDistribution, Vector
 
@@ -34,7 +34,14 @@ _AnyTerms = TypeVar("_AnyTerms", bound=_Terms)
 _CLOSED_FORMS: dict[tuple[type, type], _Terms] = {}
 
 
-def _register(q: type, p: type) -> Callable[[_AnyTerms], _AnyTerms]:
+def closed_form(q: type, p: type) -> Callable[[_AnyTerms], _AnyTerms]:
+    """Register a function of (q, p) as KL(q‖p), weight by weight; for use as a decorator.
+
+    Args:
+        q: The type of the first distribution.
+        p: The type of the second one.
+    """
+
     def register(terms: _AnyTerms) -> _AnyTerms:
         _CLOSED_FORMS[q, p] = terms
         return terms
@@ -42,10 +49,10 @@ def _register(q: type, p: type) -> Callable[[_AnyTerms], _AnyTerms]:
     return register
 
 
-_register(DiagGaussian, DiagGaussian)(DiagGaussian.kl_terms)
+closed_form(DiagGaussian, DiagGaussian)(DiagGaussian.kl_terms)
 
 
-@_register(DiagGaussian, FlatLaplace)
+@closed_form(DiagGaussian, FlatLaplace)
 def _gaussian_laplace(q: DiagGaussian, p: FlatLaplace) -> Vector:
     """E|θ|/b + ln 2b − ½ ln 2πeσ², where E|θ| = σ√(2/π)·e^(−μ²/2σ²) + μ·erf(μ/(σ√2))."""
     z = q.mean / q.scale
@@ -82,8 +89,8 @@ def kl(q: FlatDistribution, p: FlatDistribution) -> Tensor:
         KL = ½ Σ [(σ² + (μ − m)²)/s² − 1 + ln(s²/σ²)]
 
     μ, σ are ``q.mean``, ``q.scale``; m, s are ``p.mean``, ``p.scale``. Against Laplace the
-    expectation of |θ| is an error function. Two members of one exponential family know their own
-    KL, and any Gaussian q has one to a diagonal p. Other pairs raise `UnsupportedError`, and
+    expectation of |θ| is an error function. Two Gaussians of one structure know their own KL, and
+    any Gaussian q has one to a diagonal p. Other pairs raise `UnsupportedError`, and
     `kl_monte_carlo` serves them; it is not called in secret, because an estimate needs a number
     of samples, a generator, and a standard error to be believed.
 
@@ -93,7 +100,7 @@ def kl(q: FlatDistribution, p: FlatDistribution) -> Tensor:
     tensor(0.5000)
     """
     if not has_closed_form(q, p):
-        if isinstance(q, ExponentialFamily) and type(q) is type(p):
+        if isinstance(q, Gaussian) and type(q) is type(p):
             return q.kl(p)
         if isinstance(q, Gaussian) and isinstance(p, DiagGaussian):
             _check_sizes(q, p)

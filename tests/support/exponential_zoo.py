@@ -19,7 +19,7 @@ from credo.families.low_rank_gaussian import LowRankGaussian
 from credo.rule.families.beta import Beta
 from credo.rule.families.categorical import Categorical
 from credo.rule.families.dirichlet import Dirichlet
-from credo.rule.families.gamma import Gamma, InverseGamma
+from credo.rule.families.gamma import Gamma
 from credo.rule.families.kronecker_gaussian import KroneckerGaussian
 from credo.rule.families.normal_gamma import NormalGamma
 from credo.rule.families.sign_bernoulli import SignBernoulli
@@ -184,17 +184,6 @@ ROWS: dict[str, Row] = {
         ],
         bad_fields=[("shape", t(1.0, 0.0, 1.0)), ("rate", t(1.0, -1.0, 1.0)), ("rate", t(1.0))],
         extreme=st.builds(Gamma, SHAPES, SCALES),
-    ),
-    "InverseGamma": Row(
-        make=lambda seed: InverseGamma(positive(3, seed=seed), positive(3, seed=seed + 1)),
-        reference=lambda q: together(td.InverseGamma(q.shape, q.scale)),
-        bad_natural=[(0, t(-2.0, -1.0, -2.0), "shape"), (1, t(-1.0, 0.0, -1.0), "scale")],
-        bad_expectation=[
-            (0, t(0.0, -9.0, 0.0), "mean of ln x must be less than the log of the mean of 1/x"),
-            (1, t(1.0, -1.0, 1.0), "mean of 1/x must be positive"),
-        ],
-        bad_fields=[("shape", t(1.0, 0.0, 1.0)), ("scale", t(1.0, -1.0, 1.0))],
-        extreme=st.builds(InverseGamma, SHAPES, SCALES),
     ),
     "NormalGamma": Row(
         make=lambda seed: NormalGamma(

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from credo.families.base import Family
 from credo.families.diag_gaussian import DiagGaussian
-from credo.families.exponential import Parameters
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian import Gaussian
 from credo.families.gaussian_mixture import GaussianMixture
+from credo.rule.families import Parameters
 
 F64 = torch.float64
 P = 4

@@ -23,7 +23,7 @@ from credo.families import DiagGaussian, FixedGaussian, FullGaussian, Gaussian
 from credo.rule import rule
 from credo.rule.curvatures import ExactHessian, ExampleSquares
 from credo.rule.expectations import AtMean
-from credo.rule.families import Categorical
+from credo.rule.families import Categorical, expectation_parameters, natural_parameters
 from credo.rule.gallery import (
     baum_welch,
     hidden_markov,
@@ -85,9 +85,13 @@ def test_the_naturals_of_prior_and_data_add() -> None:
     prior = FullGaussian(randn(4, 4), spread(5, 4))
     q = linear_regression.fit(prior, x, y, NOISE)
     data = x.mT @ y / NOISE**2, -0.5 * x.mT @ x / NOISE**2
-    for found, own, added in zip(q.natural, prior.natural, data, strict=True):
+    for found, own, added in zip(
+        natural_parameters(q), natural_parameters(prior), data, strict=True
+    ):
         close(found, own + added)
-    gradient = tuple(-(own + added) for own, added in zip(prior.natural, data, strict=True))
+    gradient = tuple(
+        -(own + added) for own, added in zip(natural_parameters(prior), data, strict=True)
+    )
     stepped = rule.step(FullGaussian(randn(6, 4), spread(7, 4)), gradient, rate=1.0)
     close(stepped.mean, q.mean)
 
@@ -526,7 +530,9 @@ def test_a_state_that_is_never_left_keeps_its_row() -> None:
         baum_welch.HiddenMarkovModel(first, rows, known), torch.tensor([[5.0], [8.0]]).double()
     )
     close(after.transition, rows)
-    close(torch.cat([emission.expectation[0] for emission in after.emissions]), [5.0, 8.0])
+    close(
+        torch.cat([expectation_parameters(emission)[0] for emission in after.emissions]), [5.0, 8.0]
+    )
     with pytest.raises(DataError, match=r"no observation belongs to emissions\[1\]"):
         baum_welch.em_step(baum_welch.HiddenMarkovModel(first, TWO, known), randn(62, 5, 1))
 
@@ -586,7 +592,7 @@ def test_ewc_rests_where_scipy_minimises_loss_plus_penalty() -> None:
     yesterday = consolidation.consolidate(logistic_task(70)[0], start())
     today, x, y = logistic_task(80)
     q = consolidation.consolidate(today, yesterday)
-    anchor, precision = yesterday.mean.numpy(), -2 * yesterday.natural[1].numpy()
+    anchor, precision = yesterday.mean.numpy(), -2 * natural_parameters(yesterday)[1].numpy()
     signs = 2 * y.numpy() - 1
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -602,7 +608,7 @@ def test_ewc_rests_where_scipy_minimises_loss_plus_penalty() -> None:
     close(q.mean, found.x, 1e-8)
     probs = (x @ q.mean).sigmoid()
     fisher = torch.einsum("b,bi,bj->ij", probs * (1 - probs), x, x)
-    close(-2 * q.natural[1], fisher + torch.from_numpy(precision), 1e-8)
+    close(-2 * natural_parameters(q)[1], fisher + torch.from_numpy(precision), 1e-8)
 
 
 def test_ewc_with_the_full_fisher_on_linear_tasks_is_batch_bayes() -> None:
@@ -617,7 +623,7 @@ def test_ewc_with_the_full_fisher_on_linear_tasks_is_batch_bayes() -> None:
         q = consolidation.consolidate(task(rows), q)
     whole = linear_regression.fit(prior, x, y, NOISE)
     close(q.mean, whole.mean)
-    close(q.natural[1], whole.natural[1])
+    close(natural_parameters(q)[1], natural_parameters(whole)[1])
 
 
 def test_ewc_with_the_empirical_fisher_sums_squared_gradients() -> None:
@@ -625,7 +631,7 @@ def test_ewc_with_the_empirical_fisher_sums_squared_gradients() -> None:
     q = consolidation.consolidate(loss, start(), curvature=ExampleSquares(), rate=0.2)
     residual = (x @ q.mean).sigmoid() - y
     gradients = residual.unsqueeze(-1) * x
-    close(-2 * q.natural[1], gradients.mT @ gradients + torch.eye(3).double(), 1e-8)
+    close(-2 * natural_parameters(q)[1], gradients.mT @ gradients + torch.eye(3).double(), 1e-8)
     # The resting point is the same whatever stands for the curvature: the gradient is zero, as far
     # as a run knows that ends when a step is below 1e-10 standard deviations.
     close(gradients.sum(0) + q.mean, torch.zeros(3).double(), 1e-8)

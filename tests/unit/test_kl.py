@@ -16,7 +16,7 @@ from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, DiagGaussian, Empirical, FullGaussian
 from credo.kl import has_closed_form, kl, kl_monte_carlo, kl_per_segment, kl_terms
 from credo.priors import FlatLaplace, Laplace, Normal, ScaleMixture
-from credo.rule.families import Gamma
+from credo.rule.families import SignBernoulli
 from credo.types import Segment
 
 F64 = torch.float64
@@ -181,8 +181,13 @@ def test_families_of_one_kind_and_gaussians_against_a_diagonal_have_a_closed_for
     diagonal = torch.distributions.MultivariateNormal(other, torch.diag(scale.square()))
     expected = torch.distributions.kl_divergence(theirs, diagonal)
     torch.testing.assert_close(kl(full, DiagGaussian(other, scale)), expected)
-    gammas = [(torch.tensor([1.5, 3.0]).double(), torch.tensor([2.0, 0.5]).double()) for _ in "qp"]
-    gammas[1] = (gammas[1][0] + 1, gammas[1][1] * 2)
-    q, p = (torch.distributions.Gamma(*pair) for pair in gammas)
-    expected = torch.distributions.kl_divergence(q, p).sum()
-    torch.testing.assert_close(kl(Gamma(*gammas[0]), Gamma(*gammas[1])), expected)
+    expected = torch.distributions.kl_divergence(
+        theirs, torch.distributions.MultivariateNormal(other, precision_matrix=root.mT @ root)
+    )
+    torch.testing.assert_close(kl(full, FullGaussian(other, root.mT @ root)), expected)
+
+
+def test_the_rules_families_bring_their_own_closed_form() -> None:
+    signs = [SignBernoulli(torch.tensor(values).double()) for values in ([0.3, -2.0], [1.0, 0.0])]
+    bits = (torch.distributions.Bernoulli(logits=2 * q.half_logit) for q in signs)
+    torch.testing.assert_close(kl_terms(*signs), torch.distributions.kl_divergence(*bits))

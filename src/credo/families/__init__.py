@@ -17,7 +17,6 @@ from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.families.empirical import Empirical
-from credo.families.exponential import ExponentialFamily
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian import Gaussian
@@ -33,7 +32,6 @@ __all__ = [
     "EigenBlock",
     "EigenKroneckerGaussian",
     "Empirical",
-    "ExponentialFamily",
     "Family",
     "FixedGaussian",
     "FullGaussian",

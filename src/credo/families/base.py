@@ -178,6 +178,29 @@ def check_count(n: int) -> None:
         raise DataError(f"the number of samples must be at least 1, got {n}")
 
 
+def refuse_unless(valid: Tensor, value: Tensor, family: str, name: str, requirement: str) -> None:
+    """Raise `DataError` naming the first entry of ``value`` where ``valid`` is False.
+
+    Args:
+        valid: Whether each entry may be as it is; of the shape of ``value``.
+        value: What was given.
+        family: Whose parameter it is.
+        name: What it is called.
+        requirement: What it must be.
+
+    >>> rate = torch.tensor([1.0, -1.0])
+    >>> refuse_unless(rate > 0, rate, "Gamma", "rate", "positive")
+    Traceback (most recent call last):
+        ...
+    credo.errors.DataError: Gamma: rate must be positive, but entry [1] is -1
+    """
+    if bool(valid.all()):
+        return
+    where = tuple(torch.nonzero(~valid)[0].tolist())
+    at = f"entry {list(where)} is" if where else "it is"
+    raise DataError(f"{family}: {name} must be {requirement}, but {at} {value[where].item():.6g}")
+
+
 def _stored_fields(family: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(family) if field.init]
 

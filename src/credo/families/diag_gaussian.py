@@ -13,7 +13,6 @@ from torch import Generator, Tensor
 from credo.errors import DataError, FileFormatError
 from credo.families import links
 from credo.families.base import check_count, check_floating, check_points
-from credo.families.exponential import Parameters, check_parameters, refuse_unless
 from credo.families.gaussian import Gaussian
 from credo.noise import NoiseSource
 from credo.types import Json, Vector
@@ -22,8 +21,6 @@ from credo.types import Json, Vector
 @dataclass(frozen=True, eq=False)
 class DiagGaussian(Gaussian):
     """N(mean, diag(scale²)): ``scale`` is a standard deviation.
-
-        λ = (m/σ², −½/σ²)      T(θ) = (θ, θ²)      μ = (m, σ² + m²)      all (P,)
 
     One of ``mean`` and ``scale`` is (P,); the other may be 0-dim and is then expanded without
     taking memory, and so may a vector that is already expanded:
@@ -103,8 +100,8 @@ class DiagGaussian(Gaussian):
     def kl(self, other: Self) -> Tensor:
         """The sum of `kl_terms`, 0-dim.
 
-        The formula of every exponential family says the same, but cancels where the means are many
-        standard deviations from zero.
+        The general formula of exponential families says the same, but cancels where the means are
+        many standard deviations from zero.
         """
         return self.kl_terms(other).sum()
 
@@ -144,97 +141,11 @@ class DiagGaussian(Gaussian):
         for index in range(n):
             yield self.draw_(out, noise.draw(eps, index))
 
-    # --- the exponential family -------------------------------------------------------------------
-
-    @property
-    def natural(self) -> Parameters:
-        """(m/σ², −½/σ²)."""
-        precision = self.precision
-        return precision * self.mean, -0.5 * precision
-
-    @property
-    def expectation(self) -> Parameters:
-        """(m, σ² + m²)."""
-        return self.mean, self.variance + self.mean.square()
-
-    def with_natural(self, natural: Parameters) -> Self:
-        """The Gaussian with these λ."""
-        check_parameters(natural, (self.mean, self.scale), self.natural_names, type(self).__name__)
-        slope, minus_half_precision = natural
-        precision = -2 * minus_half_precision
-        _refuse_unless_positive(precision, "precision (−2 times the natural one)")
-        return type(self)(slope / precision, precision.rsqrt())
-
-    def with_expectation(self, expectation: Parameters) -> Self:
-        """The Gaussian with these μ."""
-        check_parameters(
-            expectation, (self.mean, self.scale), self.expectation_names, type(self).__name__
-        )
-        mean, second_moment = expectation
-        variance = second_moment - mean.square()
-        _refuse_unless_positive(variance, "second moment − mean², the variance,")
-        return type(self)(mean, variance.sqrt())
-
-    def statistics(self, theta: Tensor) -> Parameters:
-        """(θ, θ²)."""
-        check_points(theta, self.size)
-        return theta, theta.square()
-
-    def log_partition(self) -> Tensor:
-        """Σ ½m²/σ² + ln σ, and ½P ln 2π."""
-        log_volume = self.scale.log().sum() + 0.5 * self.size * math.log(2 * math.pi)
-        return 0.5 * (self.mean / self.scale).square().sum() + log_volume
-
-    # --- the learning rule ------------------------------------------------------------------------
-
     def with_mean(self, mean: Vector) -> Self:
         """The same scale around another mean."""
         return type(self)(mean, self.scale)
-
-    def absorb(self, curvature: Tensor, keep: float, gain: float) -> Self:
-        """The same mean with precision keep/σ² + gain·h, where h (P,) is the curvature's diagonal.
-
-        The first precision that is not positive and finite is refused.
-
-        >>> q = DiagGaussian(torch.zeros(2), torch.tensor(1.0))
-        >>> q.absorb(torch.tensor([4.0, 9.0]), keep=0.0, gain=1.0).scale
-        tensor([0.5000, 0.3333])
-        """
-        self._check_curvature(curvature)
-        return self._with_precision((keep * self.precision).add_(curvature, alpha=gain))
-
-    def absorb_positive(self, curvature: Tensor, rate: float, temperature: float = 1.0) -> Self:
-        """The same mean with precision s + ρg + ½ρ²g²/s, where g = h − temperature·s.
-
-        s = 1/σ² and h (P,), elementwise. It is at least s/2, whatever h and ρ.
-        """
-        self._check_curvature(curvature)
-        precision = self.precision
-        change = rate * (curvature - temperature * precision)
-        return self._with_precision(precision + change + 0.5 * change.square() / precision)
 
     def solve(self, vector: Vector) -> Vector:
         """σ²v: (..., P) → (..., P)."""
         check_points(vector, self.size)
         return vector * self.scale * self.scale
-
-    def _with_precision(self, precision: Vector) -> Self:
-        _refuse_unless_positive(precision, "precision")
-        return type(self)(self.mean, precision.rsqrt())
-
-    def _check_curvature(self, curvature: Tensor) -> None:
-        if curvature.shape == 2 * self.mean.shape:
-            raise DataError(
-                f"a DiagGaussian has independent weights and can't hold a curvature "
-                f"({self.size}, {self.size}): give its diagonal, curvature.diagonal(), or use "
-                "FullGaussian"
-            )
-        if curvature.shape != self.mean.shape:
-            raise DataError(
-                f"the curvature must be ({self.size},), got shape {tuple(curvature.shape)}"
-            )
-
-
-def _refuse_unless_positive(value: Tensor, name: str) -> None:
-    valid = (value > 0) & (value < math.inf)
-    refuse_unless(valid, value, "DiagGaussian", name, "positive and finite")

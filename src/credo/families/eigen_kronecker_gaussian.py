@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from credo.errors import DataError, FileFormatError
-from credo.families.base import check_floating, check_points
-from credo.families.exponential import refuse_unless
-from credo.families.structured_gaussian import KroneckerCurvature, StructuredGaussian
+from credo.families.base import check_floating, check_points, refuse_unless
+from credo.families.structured_gaussian import StructuredGaussian
 from credo.types import Json, Vector
 
 
@@ -75,11 +74,6 @@ class EigenKroneckerGaussian(StructuredGaussian):
     other and cover it, P = Σab. With s_ij = α_i β_j + δ this is the Kronecker product of two
     factors with eigenvalues α and β, plus a prior's precision δ: see `EigenBlock.of_factors`.
 
-    With U and V held, the members are an exponential family of their own, in s: the learning
-    rule's steps take the diagonal of H in the basis, which is the member nearest to the mixture
-    (George, Laurent, Bouthillier, Ballas & Vincent, "Fast approximate natural gradient descent in a
-    Kronecker-factored eigenbasis", 2018, arXiv:1806.03884).
-
     >>> A, B = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[3.0]])
     >>> q = EigenKroneckerGaussian(torch.zeros(2), (EigenBlock.of_factors(A, B, shift=1.0),))
     >>> q.dense_precision().round(decimals=4)
@@ -87,6 +81,9 @@ class EigenKroneckerGaussian(StructuredGaussian):
             [3., 7.]])
     >>> q.variance
     tensor([0.1750, 0.1750])
+
+    Reference: George, Laurent, Bouthillier, Ballas & Vincent, "Fast approximate natural gradient
+    descent in a Kronecker-factored eigenbasis", 2018 (arXiv:1806.03884).
     """
 
     mean: Vector
@@ -124,33 +121,13 @@ class EigenKroneckerGaussian(StructuredGaussian):
 
     def dense_precision(self) -> Tensor:
         """blockdiag((U ⊗ V) diag(s) (U ⊗ V)ᵀ)."""
-        self._refuse_beyond_dense()
+        self.refuse_beyond_dense()
         return torch.block_diag(*(block.dense(block.values) for block in self.blocks))
 
     def dense_covariance(self) -> Tensor:
         """The same with s⁻¹."""
-        self._refuse_beyond_dense()
+        self.refuse_beyond_dense()
         return torch.block_diag(*(block.dense(1 / block.values) for block in self.blocks))
-
-    def absorb(self, curvature: Tensor | KroneckerCurvature, keep: float, gain: float) -> Self:
-        """The same mean with keep·S + gain·H, of which the diagonal in the basis is kept.
-
-        H is (P,), (P, P) symmetric, or a pair (A', B') for each block. That diagonal is the exact
-        minimum of KL(N(m, S⁻¹)‖N(m, T⁻¹)) over s, T being the mixture.
-        """
-        parts = zip(self.blocks, self._in_basis(curvature), strict=True)
-        return self._with_values([keep * block.values + gain * h for block, h in parts])
-
-    def absorb_positive(
-        self, curvature: Tensor | KroneckerCurvature, rate: float, temperature: float = 1.0
-    ) -> Self:
-        """The same mean with s + ρg + ½ρ²g²/s, g = h − temperature·s, h as in ``absorb``."""
-        values = []
-        for block, h in zip(self.blocks, self._in_basis(curvature), strict=True):
-            step = rate * (h - temperature * block.values)
-            # ½[s + (s + ρg)²/s], so that rounding can't break it.
-            values.append(0.5 * (block.values + (block.values + step).square() / block.values))
-        return self._with_values(values)
 
     def check_same_family(self, other: object) -> None:
         """Raise `DataError` unless ``other`` has the same blocks."""
@@ -232,57 +209,6 @@ class EigenKroneckerGaussian(StructuredGaussian):
             right = one[1] if mine.right is None else mine.right.mT @ one[1]
             traces.append((left.square() @ its.values @ right.square().mT / mine.values).sum())
         return torch.stack(traces).sum()
-
-    def _near_precision(self, mean: Vector, precision: Tensor) -> Self:
-        """The s with the least KL(N(m, S⁻¹)‖N(m, T⁻¹)) to the dense T: its diagonal."""
-        return self._with_values(self._in_basis(precision), mean)
-
-    def _near_covariance(self, mean: Vector, covariance: Tensor) -> Self:
-        """The s with the least KL(N(m, C)‖N(m, S⁻¹)) to the dense C: its diagonal, inverted."""
-        return self._with_values([1 / c for c in self._in_basis(covariance)], mean)
-
-    def _with_values(self, values: list[Tensor], mean: Vector | None = None) -> Self:
-        blocks = zip(self.blocks, values, strict=True)
-        return type(self)(
-            self.mean if mean is None else mean,
-            tuple(block._replace(values=new) for block, new in blocks),
-        )
-
-    def _in_basis(self, curvature: Tensor | KroneckerCurvature) -> list[Tensor]:
-        """The diagonal of (U ⊗ V)ᵀH(U ⊗ V) of every block, (a, b)."""
-        if isinstance(curvature, tuple):
-            return self._factors_in_basis(curvature)
-        self._check_dense_or_diagonal(curvature)
-        if curvature.dim() == 1:
-            weights = (block.squared() for block in self.blocks)
-            return [w.into(h) for w, h in zip(weights, self.split(curvature), strict=True)]
-        found, start = [], 0
-        for block, (a, b) in zip(self.blocks, self.shapes, strict=True):
-            place = slice(start, start + a * b)
-            # One row of H after the other as a matrix of weights, then the columns.
-            rows = block.into(curvature[place, place].reshape(a * b, a, b)).reshape(a * b, a * b)
-            both = block.into(rows.mT.reshape(a * b, a, b)).reshape(a * b, a * b)
-            found.append(both.diagonal().reshape(a, b))
-            start += a * b
-        return found
-
-    def _factors_in_basis(self, curvature: KroneckerCurvature) -> list[Tensor]:
-        given = tuple((tuple(left.shape), tuple(right.shape)) for left, right in curvature)
-        expected = tuple(((a, a), (b, b)) for a, b in self.shapes)
-        if given != expected:
-            raise DataError(
-                "EigenKroneckerGaussian: a curvature in factors must have one pair for each block, "
-                f"of shapes {expected}; got {given}"
-            )
-        return [
-            torch.outer(_diagonal_in(block.left, left), _diagonal_in(block.right, right))
-            for block, (left, right) in zip(self.blocks, curvature, strict=True)
-        ]
-
-
-def _diagonal_in(basis: Tensor | None, matrix: Tensor) -> Tensor:
-    """The diagonal of WᵀMW."""
-    return matrix.diagonal() if basis is None else (basis * (matrix @ basis)).sum(0)
 
 
 def _or_identity(basis: Tensor | None, size: int, like: Tensor) -> Tensor:

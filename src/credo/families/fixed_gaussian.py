@@ -1,4 +1,4 @@
-"""The Gaussian whose covariance never changes: the learning rule in it is gradient descent."""
+"""The Gaussian whose covariance never changes: only its mean is a parameter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError
-from credo.families.base import check_floating, check_points
+from credo.families.base import check_floating, check_points, refuse_unless
 from credo.families.diag_gaussian import DiagGaussian
-from credo.families.exponential import Parameters, check_parameters, refuse_unless
 from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian import Gaussian
 from credo.noise import NoiseSource
@@ -25,21 +24,14 @@ from credo.types import Vector
 class FixedGaussian(Gaussian):
     r"""N(m, S⁻¹) with the precision S held fixed: only the mean is a parameter.
 
-        λ = Sm      T(θ) = θ      μ = m      A(λ) = ½mᵀSm      log h(θ) = log N(θ; 0, S⁻¹)
-
     m is ``mean`` (P,). S is ``precision``: a number (then expanded to (P,) without taking memory),
-    its diagonal (P,), or dense (P, P). The base measure h is not constant and the entropy is, so
-    ∇_μH = 0, not −λ. The learning rule becomes preconditioned gradient descent, m − ρS⁻¹∇:
+    its diagonal (P,), or dense (P, P). The entropy is the same for all members.
 
     >>> q = FixedGaussian(torch.tensor([1.0, 2.0]), precision=torch.tensor(5.0))
-    >>> gradient, curvature = torch.tensor([10.0, 10.0]), torch.tensor([3.0, 3.0])
-    >>> q = q.absorb(curvature, keep=0.5, gain=0.5)
-    >>> q.with_mean(q.mean - 0.5 * q.solve(gradient)).mean
+    >>> gradient = torch.tensor([10.0, 10.0])
+    >>> q.with_mean(q.mean - 0.5 * q.solve(gradient)).mean        # a step of gradient descent
     tensor([0., 1.])
     """
-
-    natural_names = ("precision times mean",)
-    expectation_names = ("mean",)
 
     mean: Vector
     precision: Tensor
@@ -99,52 +91,11 @@ class FixedGaussian(Gaussian):
         """n draws, each written into ``out``."""
         return self._gaussian.walk(n, noise, out)
 
-    # --- the exponential family -------------------------------------------------------------------
-
-    @property
-    def natural(self) -> Parameters:
-        """(Sm,)."""
-        if self.precision.dim() == 2:
-            return (self.precision @ self.mean,)
-        return (self.precision * self.mean,)
-
-    @property
-    def expectation(self) -> Parameters:
-        """(m,)."""
-        return (self.mean,)
-
-    def with_natural(self, natural: Parameters) -> Self:
-        """The Gaussian around S⁻¹λ."""
-        check_parameters(natural, (self.mean,), self.natural_names, type(self).__name__)
-        return self.with_mean(self.solve(natural[0]))
-
-    def with_expectation(self, expectation: Parameters) -> Self:
-        """The Gaussian around μ."""
-        check_parameters(expectation, (self.mean,), self.expectation_names, type(self).__name__)
-        return self.with_mean(expectation[0])
-
-    def statistics(self, theta: Tensor) -> Parameters:
-        """(θ,)."""
-        check_points(theta, self.size)
-        return (theta,)
-
-    def log_partition(self) -> Tensor:
-        """½mᵀSm."""
-        return 0.5 * (self.natural[0] * self.mean).sum()
-
-    def log_base(self, theta: Tensor) -> Tensor:
-        """log N(θ; 0, S⁻¹): (..., P) → (...)."""
-        return self._gaussian.with_mean(torch.zeros_like(self.mean)).log_prob(theta)
-
-    def entropy_gradient(self) -> Parameters:
-        """0, because the entropy depends on S alone."""
-        return (torch.zeros_like(self.mean),)
-
     def kl(self, other: Self) -> Tensor:
         """½(m − m')ᵀS(m − m'); 0-dim."""
         self.check_same_family(other)
-        difference = self.with_mean(self.mean - other.mean)
-        return difference.log_partition()
+        difference = self.mean - other.mean
+        return 0.5 * (self.multiply(difference) * difference).sum()
 
     def check_same_family(self, other: object) -> None:
         """Raise `DataError` unless ``other`` has the same size and the same fixed precision."""
@@ -157,8 +108,6 @@ class FixedGaussian(Gaussian):
                 "two FixedGaussians hold different precisions, so they are of different families"
             )
 
-    # --- the learning rule ------------------------------------------------------------------------
-
     def with_mean(self, mean: Vector) -> Self:
         """The same precision around another mean, at no cost."""
         moved = self._gaussian.with_mean(mean)
@@ -168,13 +117,9 @@ class FixedGaussian(Gaussian):
         q.__dict__["_gaussian"] = moved
         return q
 
-    def absorb(self, curvature: Tensor, keep: float, gain: float) -> Self:
-        """This Gaussian itself: the precision is fixed, so every curvature projects onto it."""
-        return self
-
-    def absorb_positive(self, curvature: Tensor, rate: float, temperature: float = 1.0) -> Self:
-        """This Gaussian itself: the precision is fixed, so every curvature projects onto it."""
-        return self
+    def multiply(self, vector: Vector) -> Vector:
+        """Sv, (P,)."""
+        return self.precision @ vector if self.precision.dim() == 2 else self.precision * vector
 
     def solve(self, vector: Vector) -> Vector:
         """S⁻¹v: (..., P) → (..., P)."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from credo.errors import DataError
 from credo.families.base import check_floating, check_points
-from credo.families.exponential import Parameters, check_parameters
 from credo.families.gaussian import CorrelatedGaussian
 from credo.types import Vector
 
@@ -20,9 +19,6 @@ from credo.types import Vector
 @dataclass(frozen=True, eq=False)
 class FullGaussian(CorrelatedGaussian):
     r"""N(m, S⁻¹) with any positive definite precision S.
-
-        λ = (Sm, −½S)      T(θ) = (θ, θθᵀ)      μ = (m, S⁻¹ + mmᵀ)
-        A(λ) = ½mᵀSm − ½ln|S| + ½P ln 2π
 
     m is ``mean`` (P,) and S is ``precision`` (P, P). The constructor refuses a precision that is
     not symmetric or not positive definite, so that a mistake shows where it is made. The factor L
@@ -34,9 +30,6 @@ class FullGaussian(CorrelatedGaussian):
     tensor([0.6667, 0.6667])
     >>> q.log_prob(q.mean)
     tensor(-1.2886)
-    >>> q.absorb(torch.tensor([1.0, 1.0]), keep=0.5, gain=1.0).precision
-    tensor([[2.0000, 0.5000],
-            [0.5000, 2.0000]])
     """
 
     mean: Vector
@@ -53,13 +46,17 @@ class FullGaussian(CorrelatedGaussian):
         _check_symmetric(self.precision)
 
     @classmethod
-    def _trusted(cls, mean: Vector, precision: Tensor, factor: Tensor | None = None) -> Self:
-        """Without the checks of the constructor but that of definiteness, unless L is at hand."""
+    def of_factor(cls, mean: Vector, precision: Tensor, factor: Tensor) -> Self:
+        """N(mean, precision⁻¹) whose Cholesky factor L is at hand: nothing is checked again.
+
+        Args:
+            mean: m, (P,).
+            precision: S, (P, P), symmetric.
+            factor: L, lower triangular (P, P), with S = LLᵀ.
+        """
         q = object.__new__(cls)
         object.__setattr__(q, "mean", mean)
         object.__setattr__(q, "precision", precision)
-        if factor is None:
-            factor = positive_cholesky(precision, "FullGaussian: precision")
         q.__dict__["cholesky"] = factor
         return q
 
@@ -102,8 +99,8 @@ class FullGaussian(CorrelatedGaussian):
     def kl(self, other: Self) -> Tensor:
         """½[tr S'S⁻¹ − P + (m − m')ᵀS'(m − m')] − ½ln|S'S⁻¹|, S' and m' those of ``other``; 0-dim.
 
-        The formula of every exponential family says the same, but cancels where the means are many
-        standard deviations from zero.
+        The general formula of exponential families says the same, but cancels where the means are
+        many standard deviations from zero.
         """
         self.check_same_family(other)
         # With L' the factor of S': tr S'S⁻¹ = ‖L⁻¹L'‖² (Frobenius).
@@ -112,93 +109,18 @@ class FullGaussian(CorrelatedGaussian):
         trace = ratio.square().sum() - self.size
         return 0.5 * (trace + squared_distance) - ratio.diagonal().log().sum()
 
-    # --- the exponential family -------------------------------------------------------------------
-
-    @property
-    def natural(self) -> Parameters:
-        """(Sm, −½S)."""
-        return self.precision @ self.mean, -0.5 * self.precision
-
-    @property
-    def expectation(self) -> Parameters:
-        """(m, S⁻¹ + mmᵀ)."""
-        return self.mean, torch.addr(self.covariance, self.mean, self.mean)
-
-    def with_natural(self, natural: Parameters) -> Self:
-        """The Gaussian with these λ; only the symmetric part of a matrix counts."""
-        check_parameters(
-            natural, (self.mean, self.precision), self.natural_names, type(self).__name__
-        )
-        slope, minus_half_precision = natural
-        precision = -(minus_half_precision + minus_half_precision.mT)
-        factor = positive_cholesky(precision, "FullGaussian: precision (−2 times the natural one)")
-        mean = _solve(factor, slope.unsqueeze(-1)).squeeze(-1)
-        return self._trusted(mean, precision, factor)
-
-    def with_expectation(self, expectation: Parameters) -> Self:
-        """The Gaussian with these μ; only the symmetric part of a matrix counts."""
-        check_parameters(
-            expectation, (self.mean, self.precision), self.expectation_names, type(self).__name__
-        )
-        mean, second_moment = expectation
-        covariance = 0.5 * (second_moment + second_moment.mT) - torch.outer(mean, mean)
-        what = "FullGaussian: second moment − mean·meanᵀ, the covariance,"
-        factor = positive_cholesky(covariance, what)
-        return self._trusted(mean, torch.cholesky_inverse(factor))
-
-    def statistics(self, theta: Tensor) -> Parameters:
-        """(θ, θθᵀ): (..., P) and (..., P, P)."""
-        check_points(theta, self.size)
-        return theta, theta.unsqueeze(-1) * theta.unsqueeze(-2)
-
-    def log_partition(self) -> Tensor:
-        """½mᵀSm − ½ln|S| + ½P ln 2π."""
-        squared_norm = (self.mean @ self.cholesky).square().sum()
-        return 0.5 * squared_norm - self._half_log_det + 0.5 * self.size * math.log(2 * math.pi)
-
-    # --- the learning rule ------------------------------------------------------------------------
-
     def with_mean(self, mean: Vector) -> Self:
         """The same precision, and its factor, around another mean."""
         check_floating(mean=mean, precision=self.precision)
         if mean.shape != self.mean.shape:
             raise DataError(f"mean must be ({self.size},), got shape {tuple(mean.shape)}")
-        return self._trusted(mean, self.precision, self.cholesky)
-
-    def absorb(self, curvature: Tensor, keep: float, gain: float) -> Self:
-        """The same mean with precision keep·S + gain·H, exactly; H is (P,) or (P, P) symmetric.
-
-        One pass over the matrix and one factorisation, which is the check that the result is
-        positive definite.
-        """
-        self._check_curvature(curvature)
-        if curvature.dim() == 1:
-            precision = self.precision * keep
-            precision.diagonal().add_(curvature, alpha=gain)
-        elif keep == 1.0 - gain:
-            precision = torch.lerp(self.precision, curvature, gain)
-        else:
-            precision = (self.precision * keep).add_(curvature, alpha=gain)
-        return self._trusted(self.mean, precision)
-
-    def absorb_positive(self, curvature: Tensor, rate: float, temperature: float = 1.0) -> Self:
-        """The same mean with precision S + ρG + ½ρ²GS⁻¹G, where G = H − temperature·S.
-
-        H is (P,) or (P, P) symmetric. GS⁻¹G = WᵀW with W = L⁻¹G.
-        """
-        self._check_curvature(curvature)
-        dense = curvature if curvature.dim() == 2 else torch.diag(curvature)
-        change = dense - temperature * self.precision
-        whitened = torch.linalg.solve_triangular(self.cholesky, change, upper=False)
-        first_order = self.precision + rate * change
-        precision = torch.addmm(first_order, whitened.mT, whitened, alpha=0.5 * rate * rate)
-        return self._trusted(self.mean, precision)
+        return self.of_factor(mean, self.precision, self.cholesky)
 
     def solve(self, vector: Vector) -> Vector:
         """S⁻¹v: (..., P) → (..., P)."""
         check_points(vector, self.size)
         columns = vector.reshape(-1, self.size).mT
-        return _solve(self.cholesky, columns).mT.reshape(vector.shape)
+        return solve_with(self.cholesky, columns).mT.reshape(vector.shape)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -212,13 +134,6 @@ class FullGaussian(CorrelatedGaussian):
         rows = eps.reshape(-1, self.size)
         solution = torch.linalg.solve_triangular(self.cholesky, rows, upper=False, left=False)
         return solution.reshape(eps.shape)
-
-    def _check_curvature(self, curvature: Tensor) -> None:
-        if curvature.shape not in (self.mean.shape, self.precision.shape):
-            raise DataError(
-                f"the curvature must be ({self.size},) or ({self.size}, {self.size}), got shape "
-                f"{tuple(curvature.shape)}"
-            )
 
 
 def positive_cholesky(matrix: Tensor, what: str) -> Tensor:
@@ -242,7 +157,7 @@ def positive_cholesky(matrix: Tensor, what: str) -> Tensor:
     )
 
 
-def _solve(factor: Tensor, columns: Tensor) -> Tensor:
+def solve_with(factor: Tensor, columns: Tensor) -> Tensor:
     """L⁻ᵀL⁻¹B. Not by torch.cholesky_solve, whose copy of the factor takes longer than this."""
     half = torch.linalg.solve_triangular(factor, columns, upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)

@@ -1,58 +1,48 @@
-r"""What every Gaussian N(m, S⁻¹) can do for the learning rule, whatever the structure of S.
+"""What every Gaussian N(m, S⁻¹) can do, whatever the structure of S.
 
-    λ = (Sm, −½S)        μ = (m, S⁻¹ + mmᵀ)
-
-The rule in Gaussian form touches S in two ways only: it mixes curvature into it, and it solves with
-it. So a structure (diagonal, dense, low rank plus diagonal, Kronecker) is one class with these two
-operations. A structure that is not closed under addition projects the mixture back onto itself, and
-says so in the docstring of ``absorb``.
+A structure (diagonal, dense, low rank plus diagonal, Kronecker) is one class that solves with S,
+draws, and knows its densities and divergences. What the learning rule asks beside that, natural and
+expectation parameters and curvature mixed into S, is in `credo.rule.families`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Generator, Tensor
 
+from credo.errors import DataError
 from credo.families.base import Family, check_count
-from credo.families.exponential import ExponentialFamily
 from credo.noise import NoiseSource
 from credo.types import Vector
 
 
-class Gaussian(Family, ExponentialFamily):
+class Gaussian(Family):
     """N(m, S⁻¹) over flat vectors (P,) with some structure of the precision S."""
-
-    natural_names: ClassVar[tuple[str, ...]] = ("precision times mean", "minus half the precision")
-    expectation_names: ClassVar[tuple[str, ...]] = ("mean", "second moment")
 
     @abstractmethod
     def with_mean(self, mean: Vector) -> Self:
         """The same precision around another mean."""
 
     @abstractmethod
-    def absorb(self, curvature: Tensor, keep: float, gain: float) -> Self:
-        """The same mean with precision keep·S + gain·H, projected onto the structure of S.
-
-        ``curvature`` H is (P,) for its diagonal or (P, P) symmetric. A precision that is not
-        positive definite is refused with a `DataError`.
-        """
-
-    @abstractmethod
-    def absorb_positive(self, curvature: Tensor, rate: float, temperature: float = 1.0) -> Self:
-        """The same mean with precision S + ρG + ½ρ²GS⁻¹G, where G = H − temperature·S.
-
-        The second-order term is the Riemannian retraction of Lin, Schmidt & Khan (2020,
-        arXiv:2002.10060): with R = S^½, S⁺ = ½R[I + (I + ρR⁻¹GR⁻¹)²]R is positive definite for
-        any symmetric H and any rate.
-        """
-
-    @abstractmethod
     def solve(self, vector: Vector) -> Vector:
         """S⁻¹v: (..., P) → (..., P)."""
+
+    @abstractmethod
+    def kl(self, other: Self) -> Tensor:
+        """KL(self‖other) between two members of one family, 0-dim, in nats."""
+
+    def check_same_family(self, other: object) -> None:
+        """Raise `DataError` unless ``other`` is of the same family and over as many weights."""
+        if not isinstance(other, type(self)) or other.size != self.size:
+            size = f" over {other.size} weights" if isinstance(other, type(self)) else ""
+            raise DataError(
+                f"expected another {type(self).__name__} over {self.size} weights, got a "
+                f"{type(other).__name__}{size}"
+            )
 
 
 class CorrelatedGaussian(Gaussian):

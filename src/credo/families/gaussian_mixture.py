@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Self, TypeAlias
 
@@ -14,7 +14,6 @@ from torch import Generator, Tensor
 from credo.errors import DataError, FileFormatError, UnsupportedError
 from credo.families.base import Family, check_count, check_floating, check_points
 from credo.families.diag_gaussian import DiagGaussian
-from credo.families.exponential import Parameters, check_parameters, refuse_unless
 from credo.families.full_gaussian import FullGaussian
 from credo.noise import NoiseSource
 from credo.types import Json, Vector
@@ -34,36 +33,12 @@ class GaussianMixture(Family):
 
     ``components`` are K ≥ 1 members of DiagGaussian, or K of FullGaussian, all of one size.
 
-    q(θ) is not an exponential family. The pair of θ and its component z is a *conditional* one: z
-    is categorical, and given z = k, θ belongs to the exponential family of N_k, with parameters λ_k
-
-        q(θ, z) = π_z h(θ) exp(⟨λ_z, T(θ)⟩ − A(λ_z))
-
-        λ = (ln π_k/π_K for k < K; λ_1; …; λ_K)              ``natural``
-        statistics (1[z=k] for k < K; 1[z=1]T(θ); …; 1[z=K]T(θ))  ``joint_statistics(theta, z)``
-        μ = (π_k for k < K; π_1 E_1 T; …; π_K E_K T)         ``expectation``, their mean
-
-    In these coordinates no function A has μ = ∇A(λ): π_k E_k T moves with the log-odds while π does
-    not move with λ_k, so the Jacobian of μ is not symmetric, and ``log_partition`` refuses. (With
-    ln π_k/π_K − A(λ_k) + A(λ_K) in place of the log-odds there is one, A(λ_K) − ln π_K, and μ is
-    its gradient; but then components and weights move each other.) What holds instead: the Fisher
-    matrix of q(θ, z) is block-diagonal, so the natural gradient is ∇_μ taken block by block, the
-    λ of the other blocks held. With L = E_q[f] and N_k = N(m_k, V_k),
-
-        ∂L/∂π_k = E_{N_k}[f] − E_{N_K}[f]
-        ∂L/∂m_k = π_k E_{N_k}[∇f]        ∂L/∂V_k = ½π_k E_{N_k}[∇²f]
-
-    and the learning rule descends f = ℓ + log q with ``grad_log_prob`` and ``hessian_log_prob``.
-
     >>> left, right = (DiagGaussian(torch.tensor([m]), torch.tensor(1.0)) for m in (-2.0, 2.0))
     >>> q = GaussianMixture(torch.tensor([0.0]), (left, right))
     >>> q.mean, q.variance
     (tensor([0.]), tensor([5.]))
     >>> q.responsibilities(torch.tensor([1.0]))
     tensor([0.0180, 0.9820])
-
-    Reference: Lin, Khan & Schmidt, "Fast and simple natural-gradient variational inference with
-    mixture of exponential-family approximations", 2019 (arXiv:1906.02914); FORMULAS E.
     """
 
     log_odds: Tensor
@@ -217,108 +192,6 @@ class GaussianMixture(Family):
         weights = self.weights.detach()
         return torch.multinomial(weights, n, replacement=True, generator=generator)
 
-    # --- the conditional exponential family -------------------------------------------------------
-
-    @property
-    def natural(self) -> Parameters:
-        """(ln π_k/π_K; λ_1; …; λ_K), flat: one tensor for each statistic of each component."""
-        return self.log_odds, *(p for component in self.components for p in component.natural)
-
-    @property
-    def expectation(self) -> Parameters:
-        """(π_k for k < K; π_1 E_1 T; …; π_K E_K T), in the order of ``natural``."""
-        weights = self.weights
-        moments = (
-            weight * moment
-            for weight, component in zip(weights, self.components, strict=True)
-            for moment in component.expectation
-        )
-        return weights[:-1], *moments
-
-    @property
-    def natural_names(self) -> tuple[str, ...]:
-        """What each natural parameter is called in an error."""
-        return "log odds", *self._component_names(self.components[0].natural_names)
-
-    @property
-    def expectation_names(self) -> tuple[str, ...]:
-        """What each expectation parameter is called in an error."""
-        return "weights", *self._component_names(self.components[0].expectation_names)
-
-    def with_natural(self, natural: Parameters) -> Self:
-        """The mixture with these λ; differentiable, out of range is refused."""
-        check_parameters(natural, self.natural, self.natural_names, type(self).__name__)
-        components = (
-            _named(k, component.with_natural, part)
-            for k, (component, part) in enumerate(
-                zip(self.components, self._by_component(natural), strict=True)
-            )
-        )
-        return type(self)(natural[0], tuple(components))
-
-    def with_expectation(self, expectation: Parameters) -> Self:
-        """The mixture with these μ; differentiable, out of range is refused."""
-        names = self.expectation_names
-        check_parameters(expectation, self.natural, names, type(self).__name__)
-        first = expectation[0]
-        weights = torch.cat([first, 1 - first.sum().unsqueeze(0)])
-        refuse_unless(
-            weights > 0,
-            weights,
-            type(self).__name__,
-            "weights, the last 1 − their sum,",
-            "positive",
-        )
-        components = (
-            _named(k, component.with_expectation, tuple(moment / weights[k] for moment in part))
-            for k, (component, part) in enumerate(
-                zip(self.components, self._by_component(expectation), strict=True)
-            )
-        )
-        log_weights = weights.log()
-        return type(self)(log_weights[:-1] - log_weights[-1], tuple(components))
-
-    def joint_statistics(self, theta: Tensor, z: Tensor) -> Parameters:
-        """(1[z=k] for k < K; 1[z=1]T(θ); …; 1[z=K]T(θ)) of θ (..., P) and z (...).
-
-        z counts from 0. The mean over q(θ, z) is ``expectation``.
-        """
-        check_points(theta, self.size)
-        if z.shape != theta.shape[:-1]:
-            raise DataError(
-                f"z must have one component for each θ, {tuple(theta.shape[:-1])}, got shape "
-                f"{tuple(z.shape)}"
-            )
-        refuse_unless(
-            (z >= 0) & (z < len(self.components)),
-            z,
-            type(self).__name__,
-            "z",
-            f"a component, 0 to {len(self.components) - 1}",
-        )
-        which = torch.nn.functional.one_hot(z, len(self.components)).to(theta.dtype)
-        statistics = (
-            which[..., k].reshape(z.shape + (1,) * (value.dim() - z.dim())) * value
-            for k, component in enumerate(self.components)
-            for value in component.statistics(theta)
-        )
-        return which[..., :-1], *statistics
-
-    def log_partition(self) -> NoReturn:
-        """Refused: in these coordinates no function has μ as its gradient."""
-        raise UnsupportedError(
-            "a GaussianMixture has no log-partition function: it is a conditional exponential "
-            "family, whose μ is not the gradient of any function of its λ. Each component has "
-            "one, q.components[k].log_partition()"
-        )
-
-    def _by_component(self, parameters: Parameters) -> list[Parameters]:
-        each = (len(parameters) - 1) // len(self.components)
-        return [parameters[start : start + each] for start in range(1, len(parameters), each)]
-
-    def _component_names(self, names: tuple[str, ...]) -> list[str]:
-        return [f"component {k}'s {name}" for k in range(len(self.components)) for name in names]
-
     # --- storage ----------------------------------------------------------------------------------
 
     def pack(self) -> tuple[dict[str, Tensor], Json]:
@@ -372,14 +245,6 @@ class GaussianMixture(Family):
             raise FileFormatError(
                 f"the tensors of a stored {cls.__name__} don't fit: {error}"
             ) from error
-
-
-def _named(k: int, build: Callable[[Parameters], Component], parameters: Parameters) -> Component:
-    """The component built from these parameters; what it refuses is refused by its number."""
-    try:
-        return build(parameters)
-    except DataError as error:
-        raise DataError(f"component {k}: {error}") from error
 
 
 def _field_names(kind: type[Component]) -> list[str]:

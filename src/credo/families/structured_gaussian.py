@@ -1,9 +1,7 @@
-r"""What Gaussians with a structured precision share.
+"""What Gaussians with a structured precision share.
 
-A structured precision makes a *curved* sub-family of the dense Gaussian: its members' natural
-parameters (Sm, −½S) don't fill a linear space. `StructuredGaussian` is what such families share:
-everything that follows from products, solves, a root and a determinant of S, and the dense ambient
-parameters, projected back onto the structure.
+`StructuredGaussian` has everything that follows from products, solves, a root and a determinant
+of the precision S.
 """
 
 from __future__ import annotations
@@ -11,30 +9,23 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from credo.errors import DataError
 from credo.families.base import check_floating, check_points
-from credo.families.exponential import Parameters, check_parameters
-from credo.families.full_gaussian import positive_cholesky
 from credo.families.gaussian import CorrelatedGaussian
 from credo.types import Vector
 
 MAX_DENSE = 4096
 """Up to how many weights a structured Gaussian shows its dense parameters: 134 MB in float64."""
 
-KroneckerCurvature: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
-"""One pair (A', B') for each block: H = blockdiag(A' ⊗ B'), never formed."""
-
 
 class StructuredGaussian(CorrelatedGaussian):
     """N(m, S⁻¹) whose S is known by what it does: see the abstract methods.
 
-    ``natural``, ``expectation`` and ``statistics`` are those of the dense Gaussian, (P,) and
-    (P, P), and refused beyond `MAX_DENSE` weights; nothing else needs a (P, P) matrix.
+    Nothing but ``dense_precision`` and ``dense_covariance`` makes a (P, P) matrix.
     """
 
     _fields: ClassVar[str]
@@ -58,14 +49,6 @@ class StructuredGaussian(CorrelatedGaussian):
     @abstractmethod
     def _trace_ratio(self, other: Self) -> Tensor:
         """tr(S'S⁻¹), S' that of ``other``; 0-dim."""
-
-    @abstractmethod
-    def _near_precision(self, mean: Vector, precision: Tensor) -> Self:
-        """The member that stands for N(mean, precision⁻¹); exact and differentiable at members."""
-
-    @abstractmethod
-    def _near_covariance(self, mean: Vector, covariance: Tensor) -> Self:
-        """The member that stands for N(mean, covariance); exact and differentiable at members."""
 
     @property
     def scale(self) -> Vector:
@@ -103,86 +86,18 @@ class StructuredGaussian(CorrelatedGaussian):
         return moved
 
     @property
-    def natural(self) -> Parameters:
-        """(Sm, −½S) of the dense Gaussian."""
-        return self.multiply(self.mean), -0.5 * self.dense_precision()
-
-    @property
-    def expectation(self) -> Parameters:
-        """(m, S⁻¹ + mmᵀ) of the dense Gaussian."""
-        return self.mean, torch.addr(self.dense_covariance(), self.mean, self.mean)
-
-    def with_natural(self, natural: Parameters) -> Self:
-        """The member for these dense λ; one that is not on the structure is projected.
-
-        The mean is that of the dense Gaussian. Only the symmetric part of a matrix counts.
-        """
-        self._check_ambient(natural, self.natural_names)
-        slope, minus_half_precision = natural
-        precision = -(minus_half_precision + minus_half_precision.mT)
-        what = f"{type(self).__name__}: precision (−2 times the natural one)"
-        root = positive_cholesky(precision, what)
-        mean = torch.cholesky_solve(slope.unsqueeze(-1), root).squeeze(-1)
-        return self._near_precision(mean, precision)
-
-    def with_expectation(self, expectation: Parameters) -> Self:
-        """The member for these dense μ; one that is not on the structure is projected.
-
-        Only the symmetric part of a matrix counts.
-        """
-        self._check_ambient(expectation, self.expectation_names)
-        mean, second_moment = expectation
-        covariance = 0.5 * (second_moment + second_moment.mT) - torch.outer(mean, mean)
-        what = f"{type(self).__name__}: second moment − mean·meanᵀ, the covariance,"
-        positive_cholesky(covariance, what)
-        return self._near_covariance(mean, covariance)
-
-    def statistics(self, theta: Tensor) -> Parameters:
-        """(θ, θθᵀ): (..., P) and (..., P, P)."""
-        check_points(theta, self.size)
-        self._refuse_beyond_dense()
-        return theta, theta.unsqueeze(-1) * theta.unsqueeze(-2)
-
-    def log_partition(self) -> Tensor:
-        """½mᵀSm − ½ln|S| + ½P ln 2π."""
-        return 0.5 * self._squared_norm(self.mean) - 0.5 * self.log_det() + self._log_units
-
-    def check_same_family(self, other: object) -> None:
-        """Raise `DataError` unless ``other`` is of the same family and over as many weights."""
-        if not isinstance(other, type(self)) or other.size != self.size:
-            size = f" over {other.size} weights" if isinstance(other, type(self)) else ""
-            raise DataError(
-                f"expected another {type(self).__name__} over {self.size} weights, got a "
-                f"{type(other).__name__}{size}"
-            )
-
-    @property
     def _log_units(self) -> float:
         return 0.5 * self.size * math.log(2 * math.pi)
 
     def _squared_norm(self, vector: Vector) -> Tensor:
         return (vector * self.multiply(vector)).sum(-1)
 
-    def _check_ambient(self, given: Parameters, names: tuple[str, ...]) -> None:
-        self._refuse_beyond_dense()
-        # Only the shape is asked for: no memory is taken.
-        matrix = self.mean.new_empty(()).expand(self.size, self.size)
-        check_parameters(given, (self.mean, matrix), names, type(self).__name__)
-
-    def _refuse_beyond_dense(self) -> None:
+    def refuse_beyond_dense(self) -> None:
+        """Raise `DataError` if a (P, P) matrix would take more memory than anyone means."""
         if self.size > MAX_DENSE:
             gigabytes = self.size**2 * self.mean.element_size() / 1e9
             raise DataError(
-                f"the dense natural and expectation parameters of this {type(self).__name__} over "
-                f"{self.size} weights are matrices of {gigabytes:.3g} GB each, and are shown up to "
-                f"{MAX_DENSE} weights only; use its fields ({self._fields}), solve and absorb"
+                f"the dense matrices of this {type(self).__name__} over {self.size} weights are of "
+                f"{gigabytes:.3g} GB each, and are shown up to {MAX_DENSE} weights only; use its "
+                f"fields ({self._fields}), multiply and solve"
             )
-
-    def _check_dense_or_diagonal(self, curvature: Tensor) -> None:
-        if curvature.shape not in ((self.size,), (self.size, self.size)):
-            raise DataError(
-                f"{type(self).__name__}: the curvature must be ({self.size},) or "
-                f"({self.size}, {self.size}), got shape {tuple(curvature.shape)}"
-            )
-        if not bool(torch.isfinite(curvature).all()):
-            raise DataError(f"{type(self).__name__}: the curvature has values that are not finite")

@@ -22,8 +22,7 @@ from credo.rule.curvatures import (
 from credo.rule.expectations import AtMean, Expectation, GaussHermite, MonteCarlo
 from credo.rule.learner import Learner, Step
 from credo.rule.rule import (
-    black_box_step,
-    bonnet_price,
+    expectation_gradient,
     gaussian_step,
     natural_gradient,
     step,
@@ -45,8 +44,7 @@ __all__ = [
     "Reparameterised",
     "SquaredGradient",
     "Step",
-    "black_box_step",
-    "bonnet_price",
+    "expectation_gradient",
     "families",
     "gaussian_step",
     "natural_gradient",

@@ -30,6 +30,7 @@ from torch import Generator, Tensor
 from credo.autodiff.loss import Loss
 from credo.errors import DataError
 from credo.families import Gaussian
+from credo.rule.families import natural_parameters
 from credo.types import Vector
 
 
@@ -181,5 +182,5 @@ class FromValues:
         pull = -q.grad_log_prob(theta)
         if not dense:
             return excess * pull, excess * (pull.square() - q.scale.square().reciprocal())
-        precision = -2 * q.natural[1]
+        precision = -2 * natural_parameters(q)[1]
         return excess * pull, excess * (torch.outer(pull, pull) - precision)

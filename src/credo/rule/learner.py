@@ -20,7 +20,7 @@ setting of `Step`:
 ``debias``            divide averages that started from zero by what they lack: "mean" divides ν
                       by 1 − γᵗ, "both" also S by 1 − (1 − ρτ)ᵗ, as Adam does
 ``prior_in_momentum`` whether ν averages the prior's pull too (VOGN) or not (IVON)
-``keep_positive``     the improved step of `Gaussian.absorb_positive`
+``keep_positive``     the improved step of `absorb_positive`
 ===================== ==========================================================================
 
     >>> import torch
@@ -53,6 +53,7 @@ from credo.families import DiagGaussian, FixedGaussian, Gaussian
 from credo.noise import key_to_seed
 from credo.rule.curvatures import Curvature, FromValues, SquaredGradient
 from credo.rule.expectations import Expectation
+from credo.rule.families import absorb, absorb_positive, natural_parameters
 from credo.types import Vector
 
 
@@ -172,14 +173,14 @@ class Learner:
             points = [(1.0, q.mean)]
         if curvature is None or (isinstance(curvature, SquaredGradient) and len(points) == 1):
             return _sum([share * loss.gradient(theta) for share, theta in points]), None
-        found = [
+        estimates = [
             (share, curvature.at(loss, theta, q, _wants_matrix(q), generator))
             for share, theta in points
         ]
-        gradient = _sum([share * gradient for share, (gradient, _) in found])
+        gradient = _sum([share * gradient for share, (gradient, _) in estimates])
         if isinstance(q, FixedGaussian):
             return gradient, None
-        return gradient, _sum([share * hessian for share, (_, hessian) in found])
+        return gradient, _sum([share * hessian for share, (_, hessian) in estimates])
 
     def move(self, state: LearnerState, gradient: Vector, curvature: Tensor | None) -> LearnerState:
         """One step, given E_q[∇ℓ] and E_q[∇²ℓ] of the loss without its prior.
@@ -305,15 +306,16 @@ class _DiagonalState(LearnerState):
 
     def advance(self, step: Step, gradient: Vector, warm: float) -> None:
         """m, in as few passes over memory as the settings allow."""
-        precision, grown = self.precision, 1.0
+        precision, warm_precision = self.precision, 1.0
         if step.debias == "both":
-            grown = 1.0 - step.keep**self.steps
+            warm_precision = 1.0 - step.keep**self.steps
         if step.root:
-            precision, grown = torch.sqrt(precision, out=self._scratch), grown**0.5
+            precision = torch.sqrt(precision, out=self._scratch)
+            warm_precision = warm_precision**0.5
         if step.damping:
             # ε belongs to the debiased S, so it is scaled with it.
-            precision = torch.add(precision, step.damping * grown, out=self._scratch)
-        self.mean.addcdiv_(gradient, precision, value=-step.alpha * grown / warm)
+            precision = torch.add(precision, step.damping * warm_precision, out=self._scratch)
+        self.mean.addcdiv_(gradient, precision, value=-step.alpha * warm_precision / warm)
 
 
 class _StructuredState(LearnerState):
@@ -330,15 +332,15 @@ class _StructuredState(LearnerState):
     def absorb(self, step: Step, curvature: Tensor | None) -> None:
         """S, by the family's own arithmetic."""
         if curvature is not None and step.keep_positive:
-            self._q = self._q.absorb_positive(curvature, step.rate, step.temperature)
+            self._q = absorb_positive(self._q, curvature, step.rate, step.temperature)
         elif curvature is not None:
-            self._q = self._q.absorb(curvature, step.keep, step.rate)
+            self._q = absorb(self._q, curvature, step.keep, step.rate)
 
     def advance(self, step: Step, gradient: Vector, warm: float) -> None:
         """m, by a solve with S."""
         metric = self._q
         if step.damping:
-            metric = metric.absorb(torch.ones_like(gradient), 1.0, step.damping)
+            metric = absorb(metric, torch.ones_like(gradient), 1.0, step.damping)
         moved = torch.sub(self._q.mean, metric.solve(gradient), alpha=step.alpha / warm)
         self._q = self._q.with_mean(moved)
 
@@ -354,7 +356,8 @@ def precision_of(q: Gaussian) -> Tensor:
         return q.scale.square().reciprocal()
     if isinstance(q, FixedGaussian):
         return q.precision.expand(q.size) if q.precision.dim() == 0 else q.precision
-    return -2 * q.natural[1]
+    precision: Tensor = -2 * natural_parameters(q)[1]
+    return precision
 
 
 def _wants_matrix(q: Gaussian) -> bool:

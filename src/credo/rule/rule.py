@@ -15,8 +15,6 @@ Four ways to write the same step live here, and tests hold them equal:
 mirror descent              argmin_μ ⟨∇_μ, μ⟩ + KL(q_μ‖q)/ρ, A's conjugate as mirror map; see tests
 =========================== ====================================================================
 
-`black_box_step` is what they are not: plain gradient descent on λ.
-
 For a Gaussian the chain rule gives ∇_{E θ}E ℓ = E[∇ℓ] − E[H]m and ∇_{E θθᵀ}E ℓ = ½E[H], so
 
     S ← (1 − ρτ)S + ρE[H],      m ← m − ρS⁻¹E[∇ℓ]  with the *new* S
@@ -29,9 +27,9 @@ For a Gaussian the chain rule gives ∇_{E θ}E ℓ = E[∇ℓ] − E[H]m and �
     >>> q.mean, q.variance                                   # one step: the posterior N(0, 1/4)
     (tensor([0.]), tensor([0.2500]))
 
-Reference: Khan & Rue, "The Bayesian learning rule", 2021 (arXiv:2107.04562), and document 004,
-whose slides have E[H]m doubled, the sign of S's step reversed, and the old S in m's step
-(FORMULAS H 40–42). Momentum: Khan et al., 2018 (arXiv:1806.04854).
+Reference: Khan & Rue, "The Bayesian learning rule", 2021 (arXiv:2107.04562), and Khan's tutorial
+"Deep learning with Bayesian principles", 2019, where E[H]m is doubled, the sign of S's step
+reversed, and the old S stands in m's step. Momentum: Khan et al., 2018 (arXiv:1806.04854).
 """
 
 from __future__ import annotations
@@ -42,30 +40,48 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from credo.checks import finite, positive
+from credo.checks import NotNegative, Positive, checked
 from credo.errors import DataError
-from credo.families import ExponentialFamily, Gaussian
-from credo.families.exponential import Parameters
+from credo.families import Gaussian
+from credo.rule.families.exponential import (
+    Member,
+    Parameters,
+    entropy_gradient,
+    expectation_parameters,
+    log_partition,
+    natural_parameters,
+    with_expectation,
+    with_natural,
+)
+from credo.rule.families.gaussian import absorb, absorb_positive
 from credo.types import Vector
 
-F = TypeVar("F", bound=ExponentialFamily)
+F = TypeVar("F", bound=Member)
 G = TypeVar("G", bound=Gaussian)
 
 
+@checked
 def step(
     q: F,
     gradient: Parameters,
-    rate: float,
+    rate: Positive,
     *,
-    temperature: float = 1.0,
-    momentum: float = 0.0,
+    temperature: NotNegative = 1.0,
+    momentum: NotNegative = 0.0,
     previous: F | None = None,
 ) -> F:
     """λ − ρ(∇_μE_q[ℓ] − τ∇_μH) + γ(λ − λ₋): one step of the rule in any family.
 
-    ``gradient`` is ∇_μE_q[ℓ], one tensor for each statistic; `expectation_gradient` finds it by
-    autodiff. γ is ``momentum`` and λ₋ belongs to ``previous``, the member before ``q``. A step that
-    leaves the family is refused with the parameter's name.
+    A step that leaves the family is refused with the parameter's name.
+
+    Args:
+        q: Where the step starts, with natural parameters λ.
+        gradient: ∇_μE_q[ℓ], one tensor for each statistic; `expectation_gradient` finds it by
+            autodiff.
+        rate: ρ.
+        temperature: τ, the weight of the entropy.
+        momentum: γ.
+        previous: The member before ``q``, with natural parameters λ₋; None at the first step.
 
     >>> import torch
     >>> from credo.rule.families import Categorical
@@ -75,61 +91,60 @@ def step(
     >>> step(q, gradient, rate=1.0).probs                   # one step: the Gibbs distribution
     tensor([0.6652, 0.2447, 0.0900])
     """
-    positive("rate", rate)
-    temperature = _not_negative("temperature", temperature)
-    momentum = _not_negative("momentum", momentum)
     _check_gradient(q, gradient)
+    here = natural_parameters(q)
     natural = tuple(
         parameter - rate * (down - temperature * up)
-        for parameter, down, up in zip(q.natural, gradient, q.entropy_gradient(), strict=True)
+        for parameter, down, up in zip(here, gradient, entropy_gradient(q), strict=True)
     )
     if momentum and previous is not None:
         q.check_same_family(previous)
         natural = tuple(
             new + momentum * (now - before)
-            for new, now, before in zip(natural, q.natural, previous.natural, strict=True)
+            for new, now, before in zip(natural, here, natural_parameters(previous), strict=True)
         )
-    return q.with_natural(natural)
+    moved: F = with_natural(q, natural)
+    return moved
 
 
+@checked
 def gaussian_step(
     q: G,
     gradient: Vector,
     curvature: Tensor,
-    rate: float,
+    rate: Positive,
     *,
-    mean_rate: float | None = None,
-    temperature: float = 1.0,
+    mean_rate: Positive | None = None,
+    temperature: NotNegative = 1.0,
     keep_positive: bool = False,
 ) -> G:
     """The rule for a Gaussian: S ← (1 − ρτ)S + ρE[H], then m ← m − αS⁻¹E[∇ℓ].
 
-    ``gradient`` is E_q[∇ℓ] (P,), ``curvature`` E_q[∇²ℓ] as (P,) or (P, P), or an estimate of them.
-    ``mean_rate`` α defaults to ρ. ``keep_positive`` takes the improved step, which stays positive
-    definite even where the curvature is not; it differs in second order of ρ.
+    Args:
+        q: N(m, S⁻¹), where the step starts.
+        gradient: E_q[∇ℓ], (P,), or an estimate of it.
+        curvature: E_q[∇²ℓ] as (P,) or (P, P), or an estimate of it.
+        rate: ρ.
+        mean_rate: α; ρ unless it is given.
+        temperature: τ, the weight of the entropy.
+        keep_positive: Whether to take the improved step (`absorb_positive`), which stays positive
+            definite even where the curvature is not; it differs in second order of ρ.
     """
-    positive("rate", rate)
-    temperature = _not_negative("temperature", temperature)
     _check_vector(q, gradient)
+    moved: G
     if keep_positive:
-        moved = q.absorb_positive(curvature, rate, temperature)
+        moved = absorb_positive(q, curvature, rate, temperature)
     else:
-        moved = q.absorb(curvature, keep=1.0 - rate * temperature, gain=rate)
+        moved = absorb(q, curvature, keep=1.0 - rate * temperature, gain=rate)
     return moved.with_mean(q.mean - (mean_rate or rate) * moved.solve(gradient))
 
 
-def bonnet_price(q: Gaussian, gradient: Vector, curvature: Tensor) -> Parameters:
-    """∇_μE_q[ℓ] from E_q[∇ℓ] and E_q[∇²ℓ]: (E[∇ℓ] − E[H]m, ½E[H]).
-
-    H is (P,) for a diagonal family, (P, P) for a dense one.
-    """
-    _check_vector(q, gradient)
-    along = curvature * q.mean if curvature.dim() == 1 else curvature @ q.mean
-    return gradient - along, 0.5 * curvature
-
-
 def expectation_gradient(q: F, objective: Callable[[F], Tensor]) -> Parameters:
-    """∇_μ of an objective of q by autodiff through ``q.with_expectation``.
+    """∇_μ of an objective of q by autodiff through `with_expectation`.
+
+    Args:
+        q: The member to differentiate at.
+        objective: A function of a member, 0-dim.
 
     >>> import torch
     >>> from credo.rule.families import SignBernoulli
@@ -137,62 +152,56 @@ def expectation_gradient(q: F, objective: Callable[[F], Tensor]) -> Parameters:
     >>> expectation_gradient(q, lambda q: 5.0 * q.mean.sum())
     (tensor([5.]),)
     """
-    return _gradient(q.expectation, lambda expectation: objective(q.with_expectation(expectation)))
+    return _gradient(
+        expectation_parameters(q),
+        lambda expectation: objective(with_expectation(q, expectation)),
+    )
 
 
 def natural_parameter_gradient(q: F, objective: Callable[[F], Tensor]) -> Parameters:
-    """∇_λ of an objective of q by autodiff through ``q.with_natural``."""
-    return _gradient(q.natural, lambda natural: objective(q.with_natural(natural)))
+    """∇_λ of an objective of q by autodiff through `with_natural`.
+
+    Args:
+        q: The member to differentiate at.
+        objective: A function of a member, 0-dim.
+    """
+    return _gradient(natural_parameters(q), lambda natural: objective(with_natural(q, natural)))
 
 
-def natural_gradient(q: ExponentialFamily, gradient: Parameters) -> Parameters:
+def natural_gradient(q: Member, gradient: Parameters) -> Parameters:
     """F(λ)⁻¹∇_λ with the Fisher matrix F = ∇²A(λ), solved densely: for checks and small families.
 
     It equals ∇_μ, which is why the rule never needs F.
+
+    Args:
+        q: The member with natural parameters λ.
+        gradient: ∇_λ of an objective, one tensor for each statistic.
     """
-    natural = q.natural
+    natural = natural_parameters(q)
     sizes = [parameter.numel() for parameter in natural]
 
     def split(flat: Tensor) -> Parameters:
         parts = zip(flat.split(sizes), natural, strict=True)
         return tuple(part.reshape(parameter.shape) for part, parameter in parts)
 
-    def log_partition(flat: Tensor) -> Tensor:
-        return q.with_natural(split(flat)).log_partition()
+    def partition(flat: Tensor) -> Tensor:
+        return log_partition(with_natural(q, split(flat)))
 
     joined = torch.cat([parameter.detach().reshape(-1) for parameter in natural])
-    fisher = torch.autograd.functional.hessian(log_partition, joined)
+    fisher = torch.autograd.functional.hessian(partition, joined)
     right = torch.cat([part.reshape(-1) for part in gradient])
     # A symmetric matrix among the parameters makes F singular in directions that leave it, where
     # the gradient is zero too: the smallest solution is the one wanted.
     return split(torch.linalg.lstsq(fisher, right, driver="gelsd").solution)
 
 
-def black_box_step(q: F, gradient: Parameters, rate: float) -> F:
-    """λ − ρ∇_λ(E_q[ℓ] − τH): gradient descent that ignores the family's geometry.
-
-    ``gradient`` is with respect to λ, for instance from `natural_parameter_gradient`.
-    """
-    positive("rate", rate)
-    _check_gradient(q, gradient)
-    moved = (p - rate * g for p, g in zip(q.natural, gradient, strict=True))
-    return q.with_natural(tuple(moved))
-
-
 def _gradient(parameters: Parameters, objective: Callable[[Parameters], Tensor]) -> Parameters:
     leaves = tuple(parameter.detach().clone().requires_grad_() for parameter in parameters)
-    found = torch.autograd.grad(objective(leaves), leaves, materialize_grads=True)
-    return tuple(found)
+    return tuple(torch.autograd.grad(objective(leaves), leaves, materialize_grads=True))
 
 
-def _not_negative(name: str, value: float) -> float:
-    if finite(name, value) < 0:
-        raise DataError(f"{name} must not be negative, but it is {value!r}")
-    return float(value)
-
-
-def _check_gradient(q: ExponentialFamily, gradient: Parameters) -> None:
-    shapes = tuple(tuple(parameter.shape) for parameter in q.natural)
+def _check_gradient(q: Member, gradient: Parameters) -> None:
+    shapes = tuple(tuple(parameter.shape) for parameter in natural_parameters(q))
     given = tuple(tuple(part.shape) for part in gradient)
     if given != shapes:
         raise DataError(

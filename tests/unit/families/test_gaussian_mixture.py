@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,9 +31,17 @@ from torch.distributions import (
 
 from credo.errors import DataError, UnsupportedError
 from credo.families.diag_gaussian import DiagGaussian
-from credo.families.exponential import Parameters, inner
 from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian_mixture import GaussianMixture
+from credo.rule.families import (
+    expectation_parameters,
+    joint_statistics,
+    log_partition,
+    natural_parameters,
+    with_expectation,
+    with_natural,
+)
+from credo.rule.families.exponential import Parameters, inner
 
 every_mixture = pytest.mark.parametrize("make", MIXTURES.values(), ids=MIXTURES.keys())
 
@@ -88,17 +97,20 @@ def test_far_from_every_component_the_density_stays_defined() -> None:
 @every_mixture
 def test_mixture_parameters_round_trip(make: Callable[[torch.dtype], GaussianMixture]) -> None:
     q = make(F64)
-    for other in (q.with_natural(q.natural), q.with_expectation(q.expectation)):
-        close(other.natural, q.natural)
-        close(other.expectation, q.expectation)
+    for other in (
+        with_natural(q, natural_parameters(q)),
+        with_expectation(q, expectation_parameters(q)),
+    ):
+        close(natural_parameters(other), natural_parameters(q))
+        close(expectation_parameters(other), expectation_parameters(q))
 
 
 @every_mixture
 def test_joint_statistics_have_mean_mu(make: Callable[[torch.dtype], GaussianMixture]) -> None:
     q, n = make(F64), 20_000
     theta, z = q.sample_joint(n, torch.Generator().manual_seed(0))
-    statistics = q.joint_statistics(theta, z)
-    for values, expected in zip(statistics, q.expectation, strict=True):
+    statistics = joint_statistics(q, theta, z)
+    for values, expected in zip(statistics, expectation_parameters(q), strict=True):
         assert values.shape == (n, *expected.shape)
         if expected.numel():
             assert ((values.mean(0) - expected).abs() < 5 * values.std(0) / math.sqrt(n)).all()
@@ -109,27 +121,27 @@ def test_no_log_partition_has_mu_as_its_gradient_but_the_joint_one_does() -> Non
     q = MIXTURES["diagonal mixture"](F64)
 
     def flat_mu(*natural: Tensor) -> Tensor:
-        return torch.cat(q.with_natural(natural).expectation)
+        return torch.cat(expectation_parameters(with_natural(q, natural)))
 
-    blocks = torch.autograd.functional.jacobian(flat_mu, q.natural)
+    blocks = torch.autograd.functional.jacobian(flat_mu, natural_parameters(q))
     jacobian = torch.cat(blocks, 1)
     assert not torch.allclose(jacobian, jacobian.T)
 
     def joint_log_partition(eta: Parameters) -> Tensor:
         slopes, halves = eta[1::2], eta[2::2]
         base = (
-            c.with_natural((s, h)) for c, s, h in zip(q.components, slopes, halves, strict=True)
+            with_natural(c, (s, h)) for c, s, h in zip(q.components, slopes, halves, strict=True)
         )
         free = torch.cat([eta[0], eta[0].new_zeros(1)])
-        return (free + torch.stack([c.log_partition() for c in base])).logsumexp(0)
+        return (free + torch.stack([log_partition(c) for c in base])).logsumexp(0)
 
-    partitions = torch.stack([c.log_partition() for c in q.components])
-    eta = leaves((q.log_odds - partitions[:-1] + partitions[-1], *q.natural[1:]))
+    partitions = torch.stack([log_partition(c) for c in q.components])
+    eta = leaves((q.log_odds - partitions[:-1] + partitions[-1], *natural_parameters(q)[1:]))
     value = joint_log_partition(eta)
     close(value, partitions[-1] - q.log_weights[-1])
-    close(torch.autograd.grad(value, eta), q.expectation)
+    close(torch.autograd.grad(value, eta), expectation_parameters(q))
     with pytest.raises(UnsupportedError, match="conditional exponential family"):
-        q.log_partition()
+        log_partition(q)
 
 
 def test_gradients_of_an_expectation_by_component() -> None:
@@ -213,24 +225,27 @@ def test_mixture_refuses(log_odds: Tensor, components: tuple[FullGaussian], mess
 
 def test_mixture_refuses_parameters_out_of_range() -> None:
     q = MIXTURES["diagonal mixture"](F64)
-    natural, mu = list(q.natural), list(q.expectation)
+    natural, mu = list(natural_parameters(q)), list(expectation_parameters(q))
     with pytest.raises(DataError, match=r"component 1: .*precision"):
-        q.with_natural((*natural[:4], -natural[4], *natural[5:]))
+        with_natural(q, (*natural[:4], -natural[4], *natural[5:]))
     with pytest.raises(DataError, match=r"component 2: .*second moment"):
-        q.with_expectation((*mu[:-1], 0 * mu[-1]))
+        with_expectation(q, (*mu[:-1], 0 * mu[-1]))
     with pytest.raises(DataError, match=r"weights.*positive.*entry \[2\] is -0\.2"):
-        q.with_expectation((torch.tensor([0.6, 0.6], dtype=F64), *mu[1:]))
+        with_expectation(q, (torch.tensor([0.6, 0.6], dtype=F64), *mu[1:]))
     with pytest.raises(DataError, match=r"component 0's precision times mean has values"):
-        q.with_natural((natural[0], natural[1] * math.nan, *natural[2:]))
+        with_natural(q, (natural[0], natural[1] * math.nan, *natural[2:]))
     with pytest.raises(DataError, match="z must have one component"):
-        q.joint_statistics(numbers(3, P), torch.zeros(2, dtype=torch.int64))
+        joint_statistics(q, numbers(3, P), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(DataError, match=r"0 to 2, but entry \[1\] is 3"):
-        q.joint_statistics(numbers(2, P), torch.tensor([0, 3]))
+        joint_statistics(q, numbers(2, P), torch.tensor([0, 3]))
 
 
 def test_mixture_parameters_are_differentiable() -> None:
     q, w = MIXTURES["full mixture"](F64), numbers(P)
-    for build, parameters in ((q.with_natural, q.natural), (q.with_expectation, q.expectation)):
+    for build, parameters in (
+        (partial(with_natural, q), natural_parameters(q)),
+        (partial(with_expectation, q), expectation_parameters(q)),
+    ):
         assert torch.autograd.gradcheck(lambda *p, b=build: b(p).log_prob(w), leaves(parameters))
 
 
@@ -238,8 +253,8 @@ def test_inner_product_of_mixture_parameters_fits() -> None:
     """``natural`` and ``joint_statistics`` pair up: ln q(θ, z) less what depends on neither."""
     q = MIXTURES["full mixture"](F64)
     theta, z = numbers(6, P), torch.tensor([0, 1, 2, 0, 1, 2])
-    pairing = inner(q.joint_statistics(theta, z), q.natural)
-    partitions = torch.stack([c.log_partition() for c in q.components])
+    pairing = inner(joint_statistics(q, theta, z), natural_parameters(q))
+    partitions = torch.stack([log_partition(c) for c in q.components])
     expected = torch.stack([c.log_prob(theta) for c in q.components], -1) + q.log_weights
     constant = pairing - partitions[z] + q.log_weights[-1]
     close(constant, expected.gather(-1, z[:, None]).squeeze(-1))

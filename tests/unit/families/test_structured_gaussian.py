@@ -19,10 +19,22 @@ from torch.testing import assert_close
 
 from credo import noise
 from credo.errors import DataError, FileFormatError
-from credo.families.exponential import inner
 from credo.families.full_gaussian import FullGaussian
 from credo.families.low_rank_gaussian import LowRankGaussian
 from credo.rule import rule
+from credo.rule.families import (
+    absorb,
+    absorb_factor,
+    absorb_positive,
+    entropy_gradient,
+    expectation_parameters,
+    log_partition,
+    natural_parameters,
+    sufficient_statistics,
+    with_expectation,
+    with_natural,
+)
+from credo.rule.families.exponential import inner
 from credo.rule.families.kronecker_gaussian import KroneckerGaussian
 from credo.types import Segment
 
@@ -134,11 +146,11 @@ def test_at_any_scale(make, scale: float, seed: int) -> None:
     assert_close(q.entropy(), reference.entropy(), rtol=1e-9, atol=1e-9)
     assert_close(q.variance, reference.variance, rtol=1e-9, atol=0)
     close_to_scale(q.solve(w), reference.covariance_matrix @ w, 1e-9)
-    again = q.with_natural(q.natural)
+    again = with_natural(q, natural_parameters(q))
     assert_close(again.mean, q.mean, rtol=1e-8, atol=1e-8)
     close_to_scale(again.dense_precision(), reference.precision_matrix)
     # Adding mmᵀ to a covariance of 1e-6 and taking it away costs six digits.
-    again = q.with_expectation(q.expectation)
+    again = with_expectation(q, expectation_parameters(q))
     close_to_scale(again.dense_precision(), reference.precision_matrix, 1e-7)
 
 
@@ -152,7 +164,7 @@ def test_low_rank_with_a_scale_for_every_weight(exponents: list[float]) -> None:
     )
     # In units of the weights this is the same distribution.
     assert_close(q.variance * unit.square(), plain.variance, rtol=1e-10, atol=0)
-    again = q.with_natural(q.natural)
+    again = with_natural(q, natural_parameters(q))
     assert_close(again.diagonal / unit.square(), plain.diagonal, rtol=1e-9, atol=0)
     precision = again.dense_precision() / torch.outer(unit, unit)
     assert_close(precision, plain.dense_precision(), rtol=1e-9, atol=1e-9)
@@ -234,15 +246,16 @@ def test_single_precision_is_kept(make) -> None:
     moved = rule.gaussian_step(single, torch.ones(q.size), curvature, 0.3)
     exact = rule.gaussian_step(q, torch.ones(q.size, dtype=F64), curvature.double(), 0.3)
     values = (
-        *single.natural, *single.expectation, single.sample(2), single.variance, single.entropy(),
-        single.log_prob(single.mean), single.kl(single), single.with_natural(single.natural).mean,
-        single.with_expectation(single.expectation).dense_precision(), moved.mean,
-        single.absorb_positive(curvature, 0.3).dense_precision(),
+        *natural_parameters(single), *expectation_parameters(single), single.sample(2),
+        single.variance, single.entropy(), single.log_prob(single.mean), single.kl(single),
+        with_natural(single, natural_parameters(single)).mean,
+        with_expectation(single, expectation_parameters(single)).dense_precision(), moved.mean,
+        absorb_positive(single, curvature, 0.3).dense_precision(),
     )  # fmt: skip
     assert {value.dtype for value in values} == {torch.float32}
     # Condition numbers of some hundreds times 6e-8.
     assert_close(moved.mean.double(), exact.mean, rtol=1e-3, atol=1e-3)
-    again = single.with_natural(single.natural).dense_precision()
+    again = with_natural(single, natural_parameters(single)).dense_precision()
     assert_close(again, single.dense_precision(), rtol=1e-4, atol=1e-4)
 
 
@@ -253,19 +266,30 @@ def test_single_precision_is_kept(make) -> None:
 def test_parameters_are_those_of_the_dense_gaussian(make) -> None:
     q, w = make(), numbers(4, 10, seed=5)
     full = FullGaussian(q.mean, dense(q).precision_matrix)
-    for mine, its in zip(q.natural + q.expectation, full.natural + full.expectation, strict=True):
+    for mine, its in zip(
+        natural_parameters(q) + expectation_parameters(q),
+        natural_parameters(full) + expectation_parameters(full),
+        strict=True,
+    ):
         assert_close(mine, its, **CLOSE)
-    for mine, its in zip(q.statistics(w), full.statistics(w), strict=True):
+    for mine, its in zip(sufficient_statistics(q, w), sufficient_statistics(full, w), strict=True):
         assert torch.equal(mine, its)
-    assert_close(q.log_partition(), full.log_partition(), **CLOSE)
+    assert_close(log_partition(q), log_partition(full), **CLOSE)
     # ⟨λ, T⟩ − A, the exponential family's own formula.
-    assert_close(q.log_prob(w), inner(q.statistics(w), q.natural) - q.log_partition(), **CLOSE)
+    assert_close(
+        q.log_prob(w),
+        inner(sufficient_statistics(q, w), natural_parameters(q)) - log_partition(q),
+        **CLOSE,
+    )
 
 
 @both
 def test_members_come_back_from_their_parameters(make) -> None:
     q = make()
-    for again in (q.with_natural(q.natural), q.with_expectation(q.expectation)):
+    for again in (
+        with_natural(q, natural_parameters(q)),
+        with_expectation(q, expectation_parameters(q)),
+    ):
         assert_close(again.mean, q.mean, **CLOSE)
         assert_close(again.dense_precision(), q.dense_precision(), **CLOSE)
 
@@ -274,13 +298,16 @@ def test_members_come_back_from_their_parameters(make) -> None:
 def test_another_member_comes_back_too(make) -> None:
     for seed in range(1, 20):
         q, p = make(), make(seed=seed)
-        for again in (q.with_natural(p.natural), q.with_expectation(p.expectation)):
+        for again in (
+            with_natural(q, natural_parameters(p)),
+            with_expectation(q, expectation_parameters(p)),
+        ):
             assert_close(again.dense_precision(), p.dense_precision(), rtol=1e-9, atol=1e-9)
 
 
 def test_low_rank_members_have_one_diagonal() -> None:
     q, p = low_rank(), low_rank(seed=3)
-    assert_close(q.with_natural(p.natural).diagonal, p.diagonal, rtol=1e-8, atol=1e-8)
+    assert_close(with_natural(q, natural_parameters(p)).diagonal, p.diagonal, rtol=1e-8, atol=1e-8)
 
 
 def along_the_family(q: Structured) -> Callable[[Tensor], Structured]:
@@ -305,10 +332,10 @@ def test_gradient_of_the_log_partition_is_the_expectation_along_the_family(make)
     curve = along_the_family(q)
     zero = torch.zeros((), dtype=F64)
     slopes = torch.autograd.functional.jvp(
-        lambda t: curve(t).natural, zero, torch.ones((), dtype=F64)
+        lambda t: natural_parameters(curve(t)), zero, torch.ones((), dtype=F64)
     )[1]
-    gradient = rule.natural_parameter_gradient(q, lambda p: p.log_partition())
-    expected = sum((m * s).sum() for m, s in zip(q.expectation, slopes, strict=True))
+    gradient = rule.natural_parameter_gradient(q, lambda p: log_partition(p))
+    expected = sum((m * s).sum() for m, s in zip(expectation_parameters(q), slopes, strict=True))
     found = sum((g * s).sum() for g, s in zip(gradient, slopes, strict=True))
     assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
@@ -319,10 +346,10 @@ def test_gradient_of_the_entropy_is_minus_natural_along_the_family(make) -> None
     curve = along_the_family(q)
     zero = torch.zeros((), dtype=F64)
     slopes = torch.autograd.functional.jvp(
-        lambda t: curve(t).expectation, zero, torch.ones((), dtype=F64)
+        lambda t: expectation_parameters(curve(t)), zero, torch.ones((), dtype=F64)
     )[1]
     gradient = rule.expectation_gradient(q, lambda p: p.entropy())
-    expected = sum((g * s).sum() for g, s in zip(q.entropy_gradient(), slopes, strict=True))
+    expected = sum((g * s).sum() for g, s in zip(entropy_gradient(q), slopes, strict=True))
     found = sum((g * s).sum() for g, s in zip(gradient, slopes, strict=True))
     assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
@@ -331,7 +358,7 @@ def test_kronecker_entropy_gradient_is_minus_natural_in_every_direction_of_a_blo
     """A product's nearest product keeps ln|S| to first order, so the projection doesn't show."""
     q = kronecker(shapes=((2, 3),))
     gradient = rule.expectation_gradient(q, lambda p: p.entropy())
-    for found, natural in zip(gradient, q.natural, strict=True):
+    for found, natural in zip(gradient, natural_parameters(q), strict=True):
         assert_close(found, -natural, rtol=1e-8, atol=1e-8)
 
 
@@ -349,8 +376,8 @@ def test_projection_of_the_rule_onto_kronecker_is_stationary_in_kl() -> None:
         return max(float(g.abs().max()) for g in torch.autograd.grad(value, leaves))
 
     reference = MultivariateNormal(full.mean, precision_matrix=target)
-    by_natural = q.with_natural(full.natural)
-    by_expectation = q.with_expectation(full.expectation)
+    by_natural = with_natural(q, natural_parameters(full))
+    by_expectation = with_expectation(q, expectation_parameters(full))
     assert gradient(by_natural, lambda p: kl_divergence(p, reference)) < 1e-9
     assert gradient(by_expectation, lambda p: kl_divergence(reference, p)) < 1e-9
     assert_close(by_natural.mean, full.mean, **CLOSE)
@@ -361,7 +388,7 @@ def test_projection_of_the_rule_onto_kronecker_is_stationary_in_kl() -> None:
 def test_low_rank_projection_is_least_squares_with_the_diagonal_exact(seed: int) -> None:
     q, target = low_rank(), definite(10, seed=seed)
     slope = numbers(10)
-    near = q.with_natural((slope, -0.5 * target))
+    near = with_natural(q, (slope, -0.5 * target))
     assert_close(near.dense_precision().diagonal(), target.diagonal(), **CLOSE)
     assert_close(near.mean, torch.linalg.solve(target, slope), **CLOSE)
     unit = target.diagonal().sqrt()
@@ -390,7 +417,7 @@ def test_low_rank_projection_is_least_squares_with_the_diagonal_exact(seed: int)
 def test_every_precision_has_a_low_rank_projection(seed: int, rank: int) -> None:
     """Also where factor analysis asks for a d below zero, as for seed 9 with rank 2."""
     target = definite(10, seed=seed)
-    near = low_rank(rank=rank).with_natural((numbers(10), -0.5 * target))
+    near = with_natural(low_rank(rank=rank), (numbers(10), -0.5 * target))
     assert_close(near.dense_precision().diagonal(), target.diagonal(), **CLOSE)
     assert bool((near.diagonal > 0).all())
 
@@ -410,10 +437,10 @@ def test_another_mean_keeps_the_precision(make) -> None:
 
 def test_low_rank_absorbs_a_diagonal_exactly() -> None:
     q, h = low_rank(), numbers(10, seed=4).exp()
-    mixed = q.absorb(h, keep=0.7, gain=0.4)
+    mixed = absorb(q, h, keep=0.7, gain=0.4)
     expected = 0.7 * q.dense_precision() + 0.4 * torch.diag(h)
     assert_close(mixed.dense_precision(), expected, **CLOSE)
-    assert_close(q.absorb(h, keep=0.0, gain=1.0).dense_precision(), torch.diag(h), **CLOSE)
+    assert_close(absorb(q, h, keep=0.0, gain=1.0).dense_precision(), torch.diag(h), **CLOSE)
 
 
 @pytest.mark.parametrize("with_diagonal", [False, True])
@@ -424,18 +451,18 @@ def test_low_rank_is_exact_where_its_rank_suffices(with_diagonal: bool) -> None:
     factor = numbers(10, 2, seed=5)
     curvature = factor @ factor.T + (0 if h is None else torch.diag(h))
     expected = 0.6 * q.dense_precision() + 0.4 * curvature
-    by_factor = q.absorb_factor(factor, h, keep=0.6, gain=0.4)
+    by_factor = absorb_factor(q, factor, h, keep=0.6, gain=0.4)
     assert_close(by_factor.dense_precision(), expected, **CLOSE)
-    assert_close(q.absorb((factor, h), 0.6, 0.4).factor, by_factor.factor)
-    by_matrix = q.absorb(curvature, keep=0.6, gain=0.4)
+    assert_close(absorb(q, (factor, h), 0.6, 0.4).factor, by_factor.factor)
+    by_matrix = absorb(q, curvature, keep=0.6, gain=0.4)
     assert_close(by_matrix.dense_precision(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_low_rank_rests_at_a_dense_curvature_of_its_own_structure() -> None:
     q = low_rank()
-    assert_close(q.absorb(q.dense_precision(), 0.9, 0.1).diagonal, q.diagonal, **CLOSE)
+    assert_close(absorb(q, q.dense_precision(), 0.9, 0.1).diagonal, q.diagonal, **CLOSE)
     target = low_rank(seed=2)
-    there = q.absorb(target.dense_precision(), keep=0.0, gain=1.0)
+    there = absorb(q, target.dense_precision(), keep=0.0, gain=1.0)
     assert_close(there.dense_precision(), target.dense_precision(), rtol=1e-9, atol=1e-9)
 
 
@@ -452,7 +479,7 @@ def test_one_step_of_the_rule_solves_a_regression_of_low_rank() -> None:
 
 def test_absorb_factor_is_slangs_projection() -> None:
     q, factor, h = low_rank(), numbers(10, 5, seed=5), numbers(10, seed=4).exp()
-    mixed = q.absorb_factor(factor, h, keep=0.6, gain=0.4)
+    mixed = absorb_factor(q, factor, h, keep=0.6, gain=0.4)
     part = 0.6 * q.factor @ q.factor.T + 0.4 * factor @ factor.T
     values, vectors = torch.linalg.eigh(part)
     leading = (vectors[:, -2:] * values[-2:]) @ vectors[:, -2:].T
@@ -468,8 +495,8 @@ def test_low_rank_keeps_the_diagonal_of_any_mixture(scale: float, columns: int, 
     q, factor = low_rank(seed=seed), math.sqrt(scale) * numbers(10, columns, seed=seed + 1)
     whole = 0.9 * q.dense_precision() + 0.1 * factor @ factor.T
     for mixed in (
-        q.absorb_factor(factor, keep=0.9, gain=0.1),
-        q.absorb(factor @ factor.T, 0.9, 0.1),
+        absorb_factor(q, factor, keep=0.9, gain=0.1),
+        absorb(q, factor @ factor.T, 0.9, 0.1),
     ):
         assert_close(mixed.dense_precision().diagonal(), whole.diagonal(), rtol=1e-10, atol=0)
 
@@ -501,7 +528,7 @@ def test_low_rank_improved_step_is_positive_with_an_exact_diagonal(
 ) -> None:
     q = low_rank(seed=seed, scale=scale)
     curvature, matrix = forms_of_curvature(10, seed)[form]
-    moved = q.absorb_positive(curvature, rate, temperature)  # type: ignore[arg-type]
+    moved = absorb_positive(q, curvature, rate, temperature)  # type: ignore[arg-type]
     expected = improved(q.dense_precision(), matrix, rate, temperature).diagonal()
     assert_close(moved.dense_precision().diagonal(), expected, rtol=1e-8, atol=0)
     least = 0 if form == 3 else 0.249
@@ -515,15 +542,15 @@ def test_low_rank_improved_step_is_exact_where_the_rank_suffices() -> None:
     )
     # The diagonal's correction subtracts a matrix of rank one; the factor's only adds.
     factor = numbers(10, 2, seed=5)
-    moved = q.absorb_positive((factor, None), 0.4, 0.5)
+    moved = absorb_positive(q, (factor, None), 0.4, 0.5)
     expected = improved(q.dense_precision(), factor @ factor.T, 0.4, 0.5)
     assert_close(moved.dense_precision(), expected, **CLOSE)
-    dense_form = q.absorb_positive(factor @ factor.T, 0.4, 0.5)
+    dense_form = absorb_positive(q, factor @ factor.T, 0.4, 0.5)
     assert_close(dense_form.dense_precision(), expected, rtol=1e-8, atol=1e-8)
     diagonal = LowRankGaussian(q.mean, torch.zeros(10, 2, dtype=F64), q.diagonal)
     h = 2 * numbers(10, seed=6)
     expected = improved(torch.diag(q.diagonal), torch.diag(h), 0.4, 0.5)
-    assert_close(diagonal.absorb_positive(h, 0.4, 0.5).dense_precision(), expected, **CLOSE)
+    assert_close(absorb_positive(diagonal, h, 0.4, 0.5).dense_precision(), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("form", [0, 1, 2])
@@ -534,7 +561,7 @@ def test_low_rank_improved_step_is_the_plain_one_to_first_order(form: int) -> No
     )
     curvature, matrix = forms_of_curvature(10, seed=1)[form]
     rate = 1e-6
-    moved = room.absorb_positive(curvature, rate).dense_precision()  # type: ignore[arg-type]
+    moved = absorb_positive(room, curvature, rate).dense_precision()  # type: ignore[arg-type]
     slope = (moved - q.dense_precision()) / rate
     # The second order is 1e-6 times the square of a curvature of about 10.
     assert_close(slope, matrix - q.dense_precision(), rtol=0, atol=3e-4)
@@ -551,12 +578,12 @@ def test_kronecker_absorbs_a_product_exactly(which: str) -> None:
     matrix = torch.block_diag(*(torch.kron(a, b) for a, b in curvature))
     expected = 0.6 * q.dense_precision() + 0.7 * matrix
     for form in (curvature, matrix):
-        assert_close(q.absorb(form, 0.6, 0.7).dense_precision(), expected, **CLOSE)
-    improved_step = q.absorb_positive(matrix, 0.4, 0.5).dense_precision()
+        assert_close(absorb(q, form, 0.6, 0.7).dense_precision(), expected, **CLOSE)
+    improved_step = absorb_positive(q, matrix, 0.4, 0.5).dense_precision()
     exact = improved(q.dense_precision(), matrix, 0.4, 0.5)
     if which != "right":
         assert_close(improved_step, exact, **CLOSE)
-    assert_close(q.absorb(matrix, 0.0, 1.0).dense_precision(), matrix, **CLOSE)
+    assert_close(absorb(q, matrix, 0.0, 1.0).dense_precision(), matrix, **CLOSE)
 
 
 def test_kronecker_forms_of_one_curvature_agree() -> None:
@@ -564,14 +591,14 @@ def test_kronecker_forms_of_one_curvature_agree() -> None:
     pairs = kronecker(seed=8).blocks
     matrix = torch.block_diag(*(torch.kron(a, b) for a, b in pairs))
     for given_form, dense_form in ((h, torch.diag(h)), (pairs, matrix)):
-        for step in (lambda c: q.absorb(c, 0.8, 0.3), lambda c: q.absorb_positive(c, 0.3)):
+        for step in (lambda c: absorb(q, c, 0.8, 0.3), lambda c: absorb_positive(q, c, 0.3)):
             for one, two in zip(
                 _tensors(step(given_form).blocks), _tensors(step(dense_form).blocks), strict=True
             ):
                 assert_close(one, two, **CLOSE)
     beside = matrix + 0.01 * (1 - torch.block_diag(*(torch.ones(a * b, a * b) for a, b in SHAPES)))
     assert_close(
-        q.absorb(beside, 0.8, 0.3).dense_precision(), q.absorb(matrix, 0.8, 0.3).dense_precision()
+        absorb(q, beside, 0.8, 0.3).dense_precision(), absorb(q, matrix, 0.8, 0.3).dense_precision()
     )
 
 
@@ -602,7 +629,9 @@ def kronecker_tangent(q: KroneckerGaussian, change: Tensor) -> Tensor:
 def test_kronecker_step_is_the_natural_gradient_to_first_order(positive: bool) -> None:
     q, rate = kronecker(shapes=((2, 3),)), 1e-6
     curvature = definite(6, seed=9)
-    moved = q.absorb_positive(curvature, rate) if positive else q.absorb(curvature, 1 - rate, rate)
+    moved = (
+        absorb_positive(q, curvature, rate) if positive else absorb(q, curvature, 1 - rate, rate)
+    )
     slope = (moved.dense_precision() - q.dense_precision()) / rate
     expected = kronecker_tangent(q, curvature - q.dense_precision())
     assert_close(slope, expected, rtol=0, atol=1e-4)
@@ -612,7 +641,11 @@ def test_kronecker_step_is_the_natural_gradient_to_first_order(positive: bool) -
 def test_kronecker_iterates_to_the_kl_optimal_precision(positive: bool) -> None:
     q, curvature, rate = kronecker(), definite(10, seed=9), 0.5
     for _ in range(120):
-        q = q.absorb_positive(curvature, rate) if positive else q.absorb(curvature, 1 - rate, rate)
+        q = (
+            absorb_positive(q, curvature, rate)
+            if positive
+            else absorb(q, curvature, 1 - rate, rate)
+        )
     leaves = [t.clone().requires_grad_() for t in _tensors(q.blocks)]
     pairs = zip(leaves[::2], leaves[1::2], strict=True)
     precision = torch.block_diag(*(torch.kron(a, b) for a, b in pairs))
@@ -621,7 +654,7 @@ def test_kronecker_iterates_to_the_kl_optimal_precision(positive: bool) -> None:
     gradients = torch.autograd.grad(divergence, leaves)
     assert max(float(g.abs().max()) for g in gradients) < 1e-9
     # The same as the projection, which is a sweep with keep = 0 until it settles.
-    projected = q.with_natural((curvature @ q.mean, -0.5 * curvature))
+    projected = with_natural(q, (curvature @ q.mean, -0.5 * curvature))
     assert_close(q.dense_precision(), projected.dense_precision(), rtol=1e-8, atol=1e-8)
 
 
@@ -631,7 +664,7 @@ def test_kronecker_improved_step_is_positive(
     rate: float, temperature: float, scale: float, seed: int
 ) -> None:
     q, curvature = kronecker(seed=seed), scale * numbers(10, 10, seed=seed)
-    moved = q.absorb_positive(curvature + curvature.T, rate, temperature)
+    moved = absorb_positive(q, curvature + curvature.T, rate, temperature)
     for (a, b), (c, d) in zip(moved.blocks, q.blocks, strict=True):
         for new, old in ((a, c), (b, d)):
             # ½A is the least the step can leave; next to a large new factor it drowns in rounding.
@@ -649,10 +682,10 @@ def test_the_dense_view_of_many_weights_is_refused_with_its_price() -> None:
     p = KroneckerGaussian(torch.zeros(size), (factors,))
     for member, fields in ((q, "mean, factor, diagonal"), (p, "mean, blocks")):
         for view in (
-            lambda m: m.natural,
-            lambda m: m.expectation,
-            lambda m: m.statistics(m.mean),
-            lambda m: m.with_natural((m.mean, m.mean)),
+            lambda m: natural_parameters(m),
+            lambda m: expectation_parameters(m),
+            lambda m: sufficient_statistics(m, m.mean),
+            lambda m: with_natural(m, (m.mean, m.mean)),
         ):
             with pytest.raises(DataError, match=rf"40 GB.*4096.*{fields}"):
                 view(member)
@@ -675,19 +708,19 @@ def test_low_rank_refusals_name_the_parameter() -> None:
         (lambda: LowRankGaussian(m, u * math.inf, d), "factor has values that are not finite"),
         (lambda: LowRankGaussian(m, u[:, :0], d), "1 ≤ r ≤ P = 10"),
         (lambda: LowRankGaussian(m, u.float(), d), "factor torch.float32"),
-        (lambda: q.absorb(d, keep=-0.1, gain=1.0), "keep must not be negative"),
-        (lambda: q.absorb(-10 * d, keep=0.5, gain=1.0), "diagonal must be positive"),
-        (lambda: q.absorb(-torch.eye(10, dtype=F64) * 50, 0.5, 1.0), "positive definite"),
-        (lambda: q.absorb(torch.zeros(3, dtype=F64), 0.5, 1.0), r"\(10,\) or \(10, 10\)"),
-        (lambda: q.absorb(d * math.nan, 0.5, 1.0), "curvature has values that are not finite"),
+        (lambda: absorb(q, d, keep=-0.1, gain=1.0), "keep must not be negative"),
+        (lambda: absorb(q, -10 * d, keep=0.5, gain=1.0), "diagonal must be positive"),
+        (lambda: absorb(q, -torch.eye(10, dtype=F64) * 50, 0.5, 1.0), "positive definite"),
+        (lambda: absorb(q, torch.zeros(3, dtype=F64), 0.5, 1.0), r"\(10,\) or \(10, 10\)"),
+        (lambda: absorb(q, d * math.nan, 0.5, 1.0), "curvature has values that are not finite"),
         (
-            lambda: q.absorb_factor(u[1:], keep=0.5, gain=1.0),
+            lambda: absorb_factor(q, u[1:], keep=0.5, gain=1.0),
             "curvature's factor must have 10 rows",
         ),
-        (lambda: q.absorb_factor(u, d * math.inf, keep=0.5, gain=1.0), "not finite"),
-        (lambda: q.with_natural((m, torch.eye(10, dtype=F64))), "precision.*positive definite"),
-        (lambda: q.with_natural((m, u)), r"minus half the precision must have shape \(10, 10\)"),
-        (lambda: q.with_expectation((m, -torch.eye(10, dtype=F64))), "second moment.*positive"),
+        (lambda: absorb_factor(q, u, d * math.inf, keep=0.5, gain=1.0), "not finite"),
+        (lambda: with_natural(q, (m, torch.eye(10, dtype=F64))), "precision.*positive definite"),
+        (lambda: with_natural(q, (m, u)), r"minus half the precision must have shape \(10, 10\)"),
+        (lambda: with_expectation(q, (m, -torch.eye(10, dtype=F64))), "second moment.*positive"),
         (lambda: q.kl(kronecker()), "another LowRankGaussian"),
         (lambda: q.kl(low_rank(size=4)), "over 4 weights"),
         (lambda: q.log_prob(m[1:]), r"\(\.\.\., 10\)"),
@@ -717,10 +750,10 @@ def test_kronecker_refusals_name_the_parameter() -> None:
         (lambda: KroneckerGaussian(m[1:], blocks), "cover 10 weights and the mean has shape"),
         (lambda: KroneckerGaussian(m, ()), "pairs of a left and a right factor"),
         (lambda: KroneckerGaussian(m, ((a,),)), "pairs of a left and a right factor"),  # type: ignore[arg-type]
-        (lambda: q.absorb(-50 * torch.eye(10, dtype=F64), 0.5, 1.0), "new left factor of block 0"),
-        (lambda: q.absorb(blocks[:2], 0.5, 1.0), "one pair for each block"),
-        (lambda: q.absorb(torch.zeros(3, dtype=F64), 0.5, 1.0), r"\(10,\) or \(10, 10\)"),
-        (lambda: q.with_natural((m, torch.eye(10, dtype=F64))), "precision.*positive definite"),
+        (lambda: absorb(q, -50 * torch.eye(10, dtype=F64), 0.5, 1.0), "new left factor of block 0"),
+        (lambda: absorb(q, blocks[:2], 0.5, 1.0), "one pair for each block"),
+        (lambda: absorb(q, torch.zeros(3, dtype=F64), 0.5, 1.0), r"\(10,\) or \(10, 10\)"),
+        (lambda: with_natural(q, (m, torch.eye(10, dtype=F64))), "precision.*positive definite"),
         (lambda: q.kl(kronecker(shapes=((2, 5),))), "blocks of different shapes"),
         (lambda: q.kl(low_rank()), "another KroneckerGaussian"),
         (lambda: q.multiply(m[1:]), r"\(\.\.\., 10\)"),

@@ -24,6 +24,7 @@ from credo.families import (
 from credo.laplace import data_pass as over_data
 from credo.laplace.checks import needed_bytes
 from credo.likelihoods import Categorical, FromLoss, Gaussian
+from credo.rule.families import absorb, absorb_positive
 
 F64 = torch.float64
 STRUCTURES = {
@@ -395,20 +396,20 @@ def test_factors_plus_a_shift_are_exact() -> None:
 def test_absorbing_keeps_the_diagonal_in_the_basis() -> None:
     """From a dense matrix, its diagonal and its factors alike; exact in the family itself."""
     q = eigen_kronecker()
-    doubled = q.absorb(q.dense_precision(), keep=0.5, gain=1.0)
+    doubled = absorb(q, q.dense_precision(), keep=0.5, gain=1.0)
     assert_close(doubled.dense_precision(), 1.5 * q.dense_precision())
     pair = ((definite(2, 5), definite(3, 6)), (definite(2, 7), torch.ones(1, 1, dtype=F64)))
     dense = torch.block_diag(*(torch.kron(a, b) for a, b in pair))
-    assert_close(q.absorb(pair, 0.3, 0.7).variance, q.absorb(dense, 0.3, 0.7).variance)
+    assert_close(absorb(q, pair, 0.3, 0.7).variance, absorb(q, dense, 0.3, 0.7).variance)
     diagonal = definite(8, 8).diagonal()
     assert_close(
-        q.absorb(diagonal, 0.3, 0.7).variance, q.absorb(torch.diag(diagonal), 0.3, 0.7).variance
+        absorb(q, diagonal, 0.3, 0.7).variance, absorb(q, torch.diag(diagonal), 0.3, 0.7).variance
     )
     indefinite = dense - 5 * torch.eye(8, dtype=F64)
-    assert bool((q.absorb_positive(indefinite, 0.9).variance > 0).all())
-    first_order = q.absorb(dense, 1 - 1e-6, 1e-6).dense_precision()
+    assert bool((absorb_positive(q, indefinite, 0.9).variance > 0).all())
+    first_order = absorb(q, dense, 1 - 1e-6, 1e-6).dense_precision()
     assert_close(
-        q.absorb_positive(dense, 1e-6).dense_precision(), first_order, rtol=1e-9, atol=1e-9
+        absorb_positive(q, dense, 1e-6).dense_precision(), first_order, rtol=1e-9, atol=1e-9
     )
 
 
@@ -424,7 +425,7 @@ def test_bases_that_are_none_are_refused() -> None:
         with pytest.raises(DataError, match=message):
             EigenKroneckerGaussian(mean, (block,))
     with pytest.raises(DataError, match="in factors must have one pair for each block"):
-        eigen_kronecker().absorb(((skew, skew),), 1.0, 1.0)
+        absorb(eigen_kronecker(), ((skew, skew),), 1.0, 1.0)
     one = EigenBlock(None, None, torch.ones(8, 1, dtype=F64))
     with pytest.raises(DataError, match="different shapes"):
         eigen_kronecker().kl(EigenKroneckerGaussian(torch.zeros(8, dtype=F64), (one,)))

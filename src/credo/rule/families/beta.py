@@ -8,14 +8,13 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from credo.families.base import check_count
-from credo.families.exponential import (
+from credo.families.base import check_count, refuse_unless
+from credo.rule.families.dirichlet import Dirichlet
+from credo.rule.families.exponential import (
     ExponentialFamily,
     Parameters,
     check_parameters,
-    refuse_unless,
 )
-from credo.rule.families.dirichlet import Dirichlet
 from credo.rule.families.special import (
     check_events,
     check_positive,

@@ -10,12 +10,11 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from credo.errors import DataError
-from credo.families.base import check_count, check_floating
-from credo.families.exponential import (
+from credo.families.base import check_count, check_floating, refuse_unless
+from credo.rule.families.exponential import (
     ExponentialFamily,
     Parameters,
     check_parameters,
-    refuse_unless,
 )
 from credo.rule.families.special import check_events, check_simplex
 

@@ -10,12 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError
-from credo.families.base import check_count
-from credo.families.exponential import (
+from credo.families.base import check_count, refuse_unless
+from credo.rule.families.exponential import (
     ExponentialFamily,
     Parameters,
     check_parameters,
-    refuse_unless,
 )
 from credo.rule.families.special import (
     check_events,

@@ -1,4 +1,4 @@
-"""The Gamma distribution and that of its reciprocal: conjugate to precisions and to variances."""
+"""The Gamma distribution: conjugate to precisions and to rates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from credo.families.base import check_count
-from credo.families.exponential import (
+from credo.families.base import check_count, refuse_unless
+from credo.rule.families.exponential import (
     ExponentialFamily,
     Parameters,
     check_parameters,
-    refuse_unless,
 )
 from credo.rule.families.special import (
     check_events,
@@ -129,96 +128,6 @@ class Gamma(ExponentialFamily):
         """(n, ...), differentiable in shape and rate; what underflows is the smallest number."""
         check_count(n)
         logs = sample_log_gamma(self.shape, n, generator) - self.rate.double().log()
-        return positive_exp(logs, self.shape.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class InverseGamma(ExponentialFamily):
-    """The distribution of 1/y for y ~ Gamma(``shape`` a, rate = ``scale`` b), both (...).
-
-    p(x) = b^a x^{−a−1} e^{−b/x}/Γ(a). λ = (−a − 1, −b), T = (ln x, 1/x), μ = (ln b − ψ(a), a/b),
-    A = ln Γ(a) − a ln b.
-
-    >>> q = InverseGamma(torch.tensor([3.0]), torch.tensor([4.0]))
-    >>> q.mean, q.variance
-    (tensor([2.]), tensor([4.]))
-    """
-
-    shape: Tensor
-    scale: Tensor
-
-    natural_names = ("minus the shape minus one", "minus the scale")
-    expectation_names = ("mean of ln x", "mean of 1/x")
-
-    def __post_init__(self) -> None:
-        check_positive("InverseGamma", shape=self.shape, scale=self.scale)
-
-    @property
-    def reciprocal(self) -> Gamma:
-        """The Gamma distribution of 1/x."""
-        return Gamma(self.shape, self.scale)
-
-    @property
-    def natural(self) -> Parameters:
-        """(−a − 1, −b)."""
-        return -self.shape - 1, -self.scale
-
-    @property
-    def expectation(self) -> Parameters:
-        """(ln b − ψ(a), a/b)."""
-        return -self.reciprocal.mean_log, self.reciprocal.mean
-
-    def with_natural(self, natural: Parameters) -> Self:
-        """a = −λ₁ − 1 and b = −λ₂, both positive."""
-        check_parameters(natural, self.natural, self.natural_names, "InverseGamma")
-        below, minus_scale = natural
-        names = self.natural_names
-        refuse_unless(below.detach() < -1, below, "InverseGamma", names[0], "less than −1")
-        refuse_unless(minus_scale.detach() < 0, minus_scale, "InverseGamma", names[1], "negative")
-        return type(self)(-below - 1, -minus_scale)
-
-    def with_expectation(self, expectation: Parameters) -> Self:
-        """The Gamma's inverse at E ln(1/x) = −μ₁ and E 1/x = μ₂."""
-        names = self.expectation_names
-        check_parameters(expectation, self.natural, names, "InverseGamma")
-        mean_log, mean_reciprocal = expectation
-        minus = (f"minus the {names[0]}", names[1])
-        return type(self)(*shape_and_rate(-mean_log, mean_reciprocal, "InverseGamma", minus))
-
-    @property
-    def mean(self) -> Tensor:
-        """b/(a − 1), infinite where a ≤ 1."""
-        return torch.where(self.shape > 1, self.scale / (self.shape - 1), math.inf)
-
-    @property
-    def variance(self) -> Tensor:
-        """b²/((a − 1)²(a − 2)), infinite where a ≤ 2."""
-        finite = self.mean.square() / (self.shape - 2)
-        return torch.where(self.shape > 2, finite, math.inf)
-
-    def statistics(self, theta: Tensor) -> Parameters:
-        """(ln x, 1/x) of positive x."""
-        check_events(theta, tuple(self.shape.shape), "InverseGamma")
-        refuse_unless(theta.detach() > 0, theta, "InverseGamma", "x", "positive")
-        return theta.log(), theta.reciprocal()
-
-    def log_partition(self) -> Tensor:
-        """Σ ln Γ(a) − a ln b."""
-        return self.reciprocal.log_partition()
-
-    def entropy(self) -> Tensor:
-        """The entropy of y = 1/x minus 2E ln y, the log-derivative of the map."""
-        return self.reciprocal.entropy() - 2 * self.reciprocal.mean_log.sum()
-
-    def kl(self, other: Self) -> Tensor:
-        """KL(self‖other), which a one-to-one map leaves as it is: that of the reciprocals."""
-        self.check_same_family(other)
-        return self.reciprocal.kl(other.reciprocal)
-
-    def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """(n, ...), differentiable in shape and scale; overflow is the largest number."""
-        check_count(n)
-        logs = self.scale.double().log() - sample_log_gamma(self.shape, n, generator)
         return positive_exp(logs, self.shape.dtype)
 
 

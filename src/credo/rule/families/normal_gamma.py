@@ -9,12 +9,11 @@ from typing import Self
 import torch
 from torch import Generator, Tensor
 
-from credo.families.base import check_count
-from credo.families.exponential import (
+from credo.families.base import check_count, refuse_unless
+from credo.rule.families.exponential import (
     ExponentialFamily,
     Parameters,
     check_parameters,
-    refuse_unless,
 )
 from credo.rule.families.gamma import Gamma, shape_and_rate
 from credo.rule.families.special import check_events, check_fields, check_positive

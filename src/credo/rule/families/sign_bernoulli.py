@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from credo.errors import DataError, UnsupportedError
 from credo.families import register
-from credo.families.base import Family, check_count, check_floating, check_points
-from credo.families.exponential import (
+from credo.families.base import Family, check_count, check_floating, check_points, refuse_unless
+from credo.kl import closed_form
+from credo.noise import NoiseSource, key_to_seed
+from credo.rule.families.exponential import (
     ExponentialFamily,
     Parameters,
     check_parameters,
-    refuse_unless,
 )
-from credo.noise import NoiseSource, key_to_seed
 from credo.types import Vector
 
 
@@ -144,3 +144,11 @@ class SignBernoulli(Family, ExponentialFamily):
         with torch.no_grad():
             below = out.uniform_(generator=generator) < torch.sigmoid(2 * self.half_logit)
             return out.copy_(below).mul_(2).sub_(1)
+
+
+@closed_form(SignBernoulli, SignBernoulli)
+def _kl_terms(q: SignBernoulli, p: SignBernoulli) -> Vector:
+    """ln 2 cosh λ' − ln 2 cosh λ − (λ' − λ) tanh λ, the Bregman divergence of each weight's A."""
+    mine, its = q.half_logit, p.half_logit
+    gap = torch.logaddexp(its, -its) - torch.logaddexp(mine, -mine)
+    return gap - (its - mine) * q.mean

@@ -27,8 +27,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError
-from credo.families.base import check_floating
-from credo.families.exponential import refuse_unless
+from credo.families.base import check_floating, refuse_unless
 
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
 _LARGE = 16.0

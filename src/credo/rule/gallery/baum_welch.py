@@ -6,7 +6,7 @@ that is a weighted sum of ⟨λ, T(y_t)⟩ − A(λ), whose gradient Σ_t w_t(T(
 
     μ = Σ_t w_t T(y_t) / Σ_t w_t,         w_t = q(z_t = k)
 
-so that ``q.with_expectation`` of the averaged statistics is the whole M-step, whichever family the
+so that `with_expectation` of the averaged statistics is the whole M-step, whichever family the
 emissions are. For π and A, μ are the probabilities themselves. What is given up: parameters are
 points, not distributions, and the optimum is a local one. It may lie on the edge of the emissions'
 family (a symbol never seen, a Gaussian on one point): the family then refuses it by name.
@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from credo.errors import DataError
-from credo.families import ExponentialFamily
+from credo.rule.families import sufficient_statistics, with_expectation
+from credo.rule.families.exponential import Member
 from credo.rule.gallery.entry import Entry
 from credo.rule.gallery.hidden_markov import Chain, forward_backward
 
@@ -52,7 +53,7 @@ class HiddenMarkovModel:
 
     initial: Tensor
     transition: Tensor
-    emissions: tuple[ExponentialFamily, ...]
+    emissions: tuple[Member, ...]
 
     def __post_init__(self) -> None:
         if len(self.emissions) != len(self.initial):
@@ -87,12 +88,10 @@ def em_step(model: HiddenMarkovModel, observations: Tensor) -> tuple[HiddenMarko
     return HiddenMarkovModel(weights[0], transition, emissions), chain.log_evidence
 
 
-def _weighted(
-    emission: ExponentialFamily, weights: Tensor, observations: Tensor
-) -> ExponentialFamily:
+def _weighted(emission: Member, weights: Tensor, observations: Tensor) -> Member:
     """The member whose expectation parameters are the weighted averages of the statistics."""
     shares = weights / weights.sum()
-    statistics = emission.statistics(observations)
-    return emission.with_expectation(
-        tuple(torch.tensordot(shares, part, dims=1) for part in statistics)
+    statistics = sufficient_statistics(emission, observations)
+    return with_expectation(
+        emission, tuple(torch.tensordot(shares, part, dims=1) for part in statistics)
     )

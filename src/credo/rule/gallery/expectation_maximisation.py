@@ -33,7 +33,12 @@ import torch
 from torch import Tensor
 
 from credo.families import GaussianMixture
-from credo.rule.families import Categorical
+from credo.rule.families import (
+    Categorical,
+    expectation_parameters,
+    sufficient_statistics,
+    with_expectation,
+)
 from credo.rule.gallery.entry import Entry
 from credo.rule.gallery.message_passing import check_rows
 from credo.rule.rule import step
@@ -71,6 +76,6 @@ def maximisation_step(mixture: GaussianMixture, x: Tensor, labels: Categorical) 
     moments = (
         torch.einsum("n,n...->...", shares, statistic) / len(x)
         for shares, component in zip(labels.probs.T, mixture.components, strict=True)
-        for statistic in component.statistics(x)
+        for statistic in sufficient_statistics(component, x)
     )
-    return mixture.with_expectation((labels.expectation[0].mean(0), *moments))
+    return with_expectation(mixture, (expectation_parameters(labels)[0].mean(0), *moments))

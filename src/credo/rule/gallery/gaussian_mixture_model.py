@@ -33,8 +33,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError
-from credo.families.exponential import Parameters
-from credo.rule.families import Categorical, Dirichlet, NormalGamma
+from credo.rule.families import Categorical, Dirichlet, NormalGamma, Parameters
 from credo.rule.gallery import message_passing
 from credo.rule.gallery.entry import Entry
 from credo.rule.gallery.message_passing import (

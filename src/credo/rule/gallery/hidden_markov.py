@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from credo.errors import DataError
-from credo.families.base import check_floating
-from credo.families.exponential import refuse_unless
+from credo.families.base import check_floating, refuse_unless
 from credo.rule.families import Categorical
 from credo.rule.gallery.entry import Entry
 

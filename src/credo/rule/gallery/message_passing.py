@@ -24,7 +24,7 @@ A model is here its E_q log p(D, θ) as a function of the μ_i; the messages are
     >>> for _ in range(20):
     ...     factors = sweep(factors, model)
     >>> mean, precision = factors
-    >>> round(mean.expectation[0].item(), 3), precision.shape
+    >>> round(mean.mean.item(), 3), precision.shape
     (1.993, tensor([2.5000], dtype=torch.float64))
 
 Reference: Winn & Bishop, "Variational message passing", 2005; Bishop, "Pattern recognition and
@@ -41,10 +41,16 @@ import torch
 from torch import Tensor
 
 from credo.errors import DataError
-from credo.families import DiagGaussian, ExponentialFamily
-from credo.families.base import check_floating
-from credo.families.exponential import Parameters, inner, refuse_unless
-from credo.rule.families import Gamma, NormalGamma
+from credo.families import DiagGaussian
+from credo.families.base import check_floating, refuse_unless
+from credo.rule.families import (
+    Gamma,
+    NormalGamma,
+    expectation_parameters,
+    log_partition,
+    natural_parameters,
+)
+from credo.rule.families.exponential import Member, Parameters, inner
 from credo.rule.gallery.entry import Entry
 from credo.rule.rule import step
 
@@ -58,7 +64,7 @@ ENTRY = Entry(
     test="tests/theorems/test_gallery_conjugate.py::test_message_passing_is_coordinate_ascent",
 )
 
-Factors: TypeAlias = tuple[ExponentialFamily, ...]
+Factors: TypeAlias = tuple[Member, ...]
 
 ExpectedLogJoint: TypeAlias = Callable[..., Tensor]
 """E_q log p(D, θ), 0-dim, from the expectation parameters of each factor, one tuple a factor."""
@@ -67,7 +73,7 @@ ExpectedLogJoint: TypeAlias = Callable[..., Tensor]
 def loss_gradient(factors: Factors, index: int, model: ExpectedLogJoint) -> Parameters:
     """∇_{μ_i}E_q[ℓ]: minus the messages to factor ``index`` from the model and the others."""
     before, mine, after = (
-        [q.expectation for q in part]
+        [expectation_parameters(q) for q in part]
         for part in (factors[:index], factors[index : index + 1], factors[index + 1 :])
     )
     gradient: Parameters = torch.func.grad(lambda mu: -model(*before, mu, *after))(*mine)
@@ -85,12 +91,12 @@ def sweep(factors: Factors, model: ExpectedLogJoint) -> Factors:
 def elbo(factors: Factors, model: ExpectedLogJoint) -> Tensor:
     """E_q log p(D, θ) + Σ_i H(q_i), a lower bound of log p(D); 0-dim, in nats."""
     entropy = torch.stack([q.entropy() for q in factors]).sum()
-    return model(*(q.expectation for q in factors)) + entropy
+    return model(*(expectation_parameters(q) for q in factors)) + entropy
 
 
-def expected_log_prior(prior: ExponentialFamily, expectation: Parameters) -> Tensor:
+def expected_log_prior(prior: Member, expectation: Parameters) -> Tensor:
     """E log p(θ) = ⟨λ₀, μ⟩ − A(λ₀), for a family whose base measure is 1."""
-    return inner(expectation, prior.natural) - prior.log_partition()
+    return inner(expectation, natural_parameters(prior)) - log_partition(prior)
 
 
 def expected_log_normal(

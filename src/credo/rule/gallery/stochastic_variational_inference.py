@@ -39,7 +39,7 @@ from torch import Generator, Tensor
 
 from credo.checks import finite
 from credo.errors import DataError
-from credo.families.exponential import refuse_unless
+from credo.families.base import refuse_unless
 from credo.rule.families import Categorical, Dirichlet, Gamma
 from credo.rule.gallery.entry import Entry
 from credo.rule.gallery.message_passing import check_rows
