@@ -63,8 +63,16 @@ def test_imports_point_downwards(path: Path) -> None:
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     assert own in DEPTH, f"{own} has no layer: put it into LAYERS (and DESIGN) deliberately"
     for other in imports_of(path) - {own}:
-        if DEPTH.get(other, -1) == -1:
-            continue  # a public name imported from the package root
+        assert other in DEPTH, (
+            f"{path.name}: `from credo import {other}` hides a room; import it from its own module"
+        )
         if DEPTH[other] == DEPTH[own]:
             assert (own, other) in WITHIN, f"{path.name}: {own} and {other} share a layer"
         assert DEPTH[other] <= DEPTH[own], f"{path.name}: {own} may not import {other} above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_only_the_command_line_imports_the_rule(path: Path) -> None:
+    """The rule is theory as running code: the library is held equal to it, and works without it."""
+    own = path.relative_to(SOURCE).parts[0]
+    assert own in ("rule", "cli") or "rule" not in imports_of(path)

@@ -347,9 +347,7 @@ def test_mismatched_arguments_are_refused_by_name() -> None:
         rule.step(q, (numbers(3), numbers(3)), -0.1)
     with pytest.raises(DataError, match="temperature must be 0 or a positive"):
         rule.step(q, (numbers(3), numbers(3)), 0.1, temperature=-1.0)
-    with pytest.raises(
-        DataError, match="another DiagGaussian over 3 weights, got a Gamma"
-    ):
+    with pytest.raises(DataError, match="another DiagGaussian over 3 weights, got a Gamma"):
         rule.step(
             q, natural_parameters(q), 0.1, momentum=0.9, previous=Gamma(positive(3), positive(3))
         )

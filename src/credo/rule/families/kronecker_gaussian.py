@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,29 @@ from credo.families.structured_gaussian import StructuredGaussian
 from credo.posterior.covariance import TiledCovariance, WeightCovariance, weight_covariance
 from credo.types import Json, Vector
 
+
+@register
+@dataclass(frozen=True, eq=False)
+class KroneckerGaussian(StructuredGaussian):
+    r"""N(m, S⁻¹) with S = blockdiag(A ⊗ B), one pair of factors for each block of weights.
+
+        S vec(M) = vec(AMB)        S⁻¹ = A⁻¹ ⊗ B⁻¹        ln|S| = b ln|A| + a ln|B|
+
+    A block's weights are an a×b matrix M, row-major in the flat vector; the blocks follow each
+    other and cover it, P = Σab. A and B are known up to a number, cA and B/c.
+
+    Args:
+        mean: m, (P,).
+        blocks: For each block its pair (A, B): A, "left", is (a, a) and B, "right", (b, b), both
+            symmetric positive definite.
+
+    >>> q = KroneckerGaussian(torch.zeros(4), ((2 * torch.eye(2), torch.eye(2)),))
+    >>> q.variance
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+
+    Reference: Martens & Grosse, "Optimizing neural networks with Kronecker-factored approximate
+    curvature", 2015 (arXiv:1503.05671).
+    """
 
     mean: Vector
     blocks: tuple[tuple[Tensor, Tensor], ...]
