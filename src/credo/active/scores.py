@@ -6,7 +6,7 @@ function       score of x                                  asks for
 `entropy`      H[p̄],  p̄ = (1/S) Σ_s p_s                    labels nobody could guess
 `bald`         H[p̄] − (1/S) Σ_s H[p_s] = I(y; θ)           labels on which the samples disagree
 `variance`     Σ_d Var_s E[y_d | f_s]                      the same in squares; also regression
-`relevance`    tr Λ(x),  Λ = diag(p̄) − p̄p̄ᵀ                 examples near a boundary (document 004)
+`relevance`    tr Λ(x),  Λ = diag(p̄) − p̄p̄ᵀ                 examples near a boundary (Khan)
 `leverage`     tr(Λ J Σ Jᵀ)                                examples that would move the weights
 =============  ==========================================  ======================================
 
@@ -22,12 +22,13 @@ from ignorance; the others do. Outputs with several labels or positions add up.
     >>> entropy(pred), bald(pred).round(decimals=4)
     (tensor([0.6931, 0.6931]), tensor([0.6931, 0.0000]))
 
-Correction: document 004 writes the relevance as ∇²_ff ℓ(y, f); for softmax, logistic and squared
+Correction: Khan (2019) writes the relevance as ∇²_ff ℓ(y, f); for softmax, logistic and squared
 losses it does not depend on y, which is why a pool without labels can be ranked by it.
 
 References: Houlsby, Huszár, Ghahramani & Lengyel, "Bayesian active learning for classification and
 preference learning", 2011 (arXiv:1112.5745); Gal, Islam & Ghahramani, "Deep Bayesian active
-learning with image data", 2017 (arXiv:1703.02910); document 004; MacKay, "Information-based
+learning with image data", 2017 (arXiv:1703.02910); Khan, "Deep learning with
+Bayesian principles", tutorial, 2019; MacKay, "Information-based
 objective functions for active data selection", 1992.
 """
 

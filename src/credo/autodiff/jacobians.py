@@ -82,6 +82,12 @@ class Jacobians:
     """J of every example of one batch, at the network's present weights; made by `at`.
 
     It keeps the graph of the forward pass, as long as it lives.
+
+    Args:
+        outputs: The network's outputs, with their graph.
+        taps: The layers' calls.
+        blocks: The parameters, in the selection's order.
+        size: P.
     """
 
     def __init__(
@@ -97,6 +103,12 @@ class Jacobians:
 
         Columns follow the selection's order. The examples must not depend on each other: batch
         normalisation has to be in eval mode.
+
+        Args:
+            net: The network.
+            flat: Its parameters as one vector.
+            selection: The weights that J is taken of.
+            inputs: Inputs, examples first.
         """
         flat.check()
         _refuse_batch_statistics(net)
@@ -135,17 +147,29 @@ class Jacobians:
         return self._blocks
 
     def cotangents(self, directions: Tensor | None = None) -> Cotangents:
-        """The gradients at every layer of these cotangents (R, B, ...), or of all K outputs."""
+        """The gradients at every layer of these cotangents (R, B, ...), or of all K outputs.
+
+        Args:
+            directions: Cotangents of the outputs, (R, B, ...); None for all outputs.
+        """
         return self._basis if directions is None else self._cotangents(directions)
 
     def numbers(self, directions: int | None = None) -> int:
-        """How many numbers one example takes while so many cotangents (K) are pulled back."""
+        """How many numbers one example takes while so many cotangents (K) are pulled back.
+
+        Args:
+            directions: How many cotangents; None for one of each output.
+        """
         directions = self.num_outputs if directions is None else directions
         kept = sum(tap.numbers for tap in self._taps) + sum(block.held for block in self._blocks)
         return directions * (kept + self.num_outputs + directions)
 
     def pull(self, roots: Tensor) -> Tensor:
-        """J_bᵀ c_rb, (R, B, P)."""
+        """J_bᵀ c_rb, (R, B, P).
+
+        Args:
+            roots: Cotangents of the outputs, (R, B, ...).
+        """
         cotangents = self._cotangents(roots)
         return self._pull(cotangents, slice(0, cotangents.examples), self._blocks)
 
@@ -155,7 +179,11 @@ class Jacobians:
         return whole.movedim(0, 1)
 
     def squares(self, roots: Tensor) -> Vector:
-        """Σ_b Σ_r (J_bᵀ c_rb)², (P,)."""
+        """Σ_b Σ_r (J_bᵀ c_rb)², (P,).
+
+        Args:
+            roots: Cotangents of the outputs, (R, B, ...).
+        """
         roots = self._checked(roots)
         outer = {block: block.outer for block in self._blocks}
         if all(tap is not None for tap in outer.values()):
@@ -177,6 +205,9 @@ class Jacobians:
         """Σ_b Σ_r (J_bᵀ c_rb)(J_bᵀ c_rb)ᵀ, (P, P).
 
         For one dense layer it is Σ_b Λ_b ⊗ a_b a_bᵀ, Λ_b = Σ_r g_rb g_rbᵀ: no row is formed.
+
+        Args:
+            roots: Cotangents of the outputs, (R, B, ...).
         """
         cotangents = self._cotangents(roots)
         layer = one_dense_layer(self._blocks)
@@ -191,12 +222,20 @@ class Jacobians:
 
         Weights of linear and convolutional layers have a pair for each group of channels, biases
         their left factor alone, with (1, 1) on the right; all else has its diagonal.
+
+        Args:
+            roots: Cotangents of the outputs, (R, B, ...).
         """
         cotangents = self._cotangents(roots)
         return [factors for block in self._blocks for factors in block.factors(cotangents)]
 
     def variance_diag(self, variance: Vector, directions: Tensor | None = None) -> Tensor:
-        """J diag(v) Jᵀ, (B, K, K); or c_rᵀJ diag(v) Jᵀc_s, (B, R, R), for ``directions`` c."""
+        """J diag(v) Jᵀ, (B, K, K); or c_rᵀJ diag(v) Jᵀc_s, (B, R, R), for ``directions`` c.
+
+        Args:
+            variance: v, (P,).
+            directions: Cotangents of the outputs, (R, B, ...); None for all outputs.
+        """
         cotangents = self._basis if directions is None else self._cotangents(directions)
         return torch.stack(
             [block.covariance(cotangents, variance[block.place]) for block in self._blocks]
@@ -208,6 +247,10 @@ class Jacobians:
         """JΣJᵀ, (B, K, K), with Σ block-diagonal: the tiles follow each other and cover P.
 
         Tiles need not be those of the layers; where they are, J is not formed.
+
+        Args:
+            tiles: The blocks of Σ.
+            directions: Cotangents of the outputs, (R, B, ...); None for all outputs.
         """
         covered = sum(tile.size for tile in tiles)
         if covered != self._size:
@@ -220,7 +263,12 @@ class Jacobians:
         return total
 
     def times(self, columns: Tensor, directions: Tensor | None = None) -> Tensor:
-        """JU, (B, K, r), for ``columns`` U (P, r)."""
+        """JU, (B, K, r), for ``columns`` U (P, r).
+
+        Args:
+            columns: U, (P, r).
+            directions: Cotangents of the outputs, (R, B, ...); None for all outputs.
+        """
         cotangents = self._basis if directions is None else self._cotangents(directions)
         return torch.stack(
             [block.times(cotangents, columns[block.place]) for block in self._blocks]

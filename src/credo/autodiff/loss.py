@@ -49,11 +49,15 @@ class ModelLike(Protocol):
 class Loss:
     """A loss and its derivatives at any θ (P,).
 
-    ``examples`` maps θ to the losses of all examples, (B,); ``weight`` is how often each counts:
-    num_data/B makes a minibatch stand for all data. ``one`` is the loss of a single example with
-    the tensors ``data`` (each with a batch dimension) that it takes, for per-example gradients;
-    ``outputs`` and ``likelihood`` are what Gauss–Newton needs. Without them those derivatives are
-    refused.
+    Where what they need is not given, derivatives are refused.
+
+    Args:
+        examples: θ → the losses of all examples, (B,).
+        weight: How often each counts: num_data/B makes a minibatch stand for all data.
+        one: The loss of a single example, for per-example gradients.
+        data: The tensors, each with a batch dimension, that ``one`` takes.
+        outputs: θ → the network's outputs, which Gauss–Newton needs.
+        likelihood: p(y | f), which Gauss–Newton needs.
     """
 
     examples: Callable[[Vector], Tensor]
@@ -65,7 +69,11 @@ class Loss:
 
     @classmethod
     def of(cls, function: Callable[[Vector], Tensor]) -> Self:
-        """The loss that is this scalar function of θ."""
+        """The loss that is this scalar function of θ.
+
+        Args:
+            function: θ (P,) → 0-dim.
+        """
         return cls(lambda theta: function(theta).reshape(1))
 
     @classmethod
@@ -76,6 +84,11 @@ class Loss:
         >>> loss = Loss.over_examples(lambda w, x, y: 0.5 * (y - x @ w).square(), (x, y))
         >>> loss.value(torch.zeros(1)), loss.example_squares(torch.zeros(1))
         (tensor(1.), (tensor([-3.]), tensor([5.])))
+
+        Args:
+            one: θ and one example's tensors → its loss.
+            data: Those tensors, examples first.
+            weight: How often each example counts.
         """
         every = torch.func.vmap(one, (None, *(0 for _ in data)), randomness="different")
         return cls(lambda theta: every(theta, *data), weight, one, data)
@@ -84,8 +97,11 @@ class Loss:
     def of_model(cls, model: ModelLike, batch: Batch, num_data: int | None = None) -> Self:
         """The negative log-likelihood of a batch, of the network's random weights θ.
 
-        ``num_data`` makes the batch stand for that many examples; None takes the mean over the
-        batch, as deep learning does.
+        Args:
+            model: The network and its likelihood.
+            batch: (inputs, targets).
+            num_data: For how many examples the batch stands; None takes the mean over the batch, as
+                deep learning does.
         """
         inputs, targets = batch
         if not isinstance(inputs, Tensor):
@@ -118,28 +134,49 @@ class Loss:
         """θ ↦ Σ_s w_s ℓ(θ + δ_s), of weights (S,) and offsets (S, P), evaluated all at once.
 
         Its derivatives are the averages of ℓ's derivatives.
+
+        Args:
+            weights: w, (S,).
+            offsets: δ, (S, P).
         """
         values = torch.func.vmap(self.value)
         return type(self).of(lambda theta: weights @ values(theta + offsets))
 
     def value(self, theta: Vector) -> Tensor:
-        """ℓ(θ), 0-dim."""
+        """ℓ(θ), 0-dim.
+
+        Args:
+            theta: θ, (P,).
+        """
         return self.weight * self.examples(theta).sum()
 
     def gradient(self, theta: Vector) -> Vector:
-        """∇ℓ(θ), (P,)."""
+        """∇ℓ(θ), (P,).
+
+        Args:
+            theta: θ, (P,).
+        """
         leaf = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.value(leaf), leaf)
         return gradient
 
     def hessian(self, theta: Vector) -> Tensor:
-        """∇²ℓ(θ), (P, P), by reverse over reverse mode."""
+        """∇²ℓ(θ), (P, P), by reverse over reverse mode.
+
+        Args:
+            theta: θ, (P,).
+        """
         # torch's forward mode compiles its rules by torch.jit, which warns that it is going away.
         hessian: Tensor = torch.func.jacrev(torch.func.grad(self.value))(theta.detach())
         return hessian
 
     def hessian_product(self, theta: Vector, vector: Vector) -> tuple[Vector, Vector]:
-        """∇ℓ(θ) and ∇²ℓ(θ)v, both (P,), by one double backward pass."""
+        """∇ℓ(θ) and ∇²ℓ(θ)v, both (P,), by one double backward pass.
+
+        Args:
+            theta: θ, (P,).
+            vector: v, (P,).
+        """
         leaf = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.value(leaf), leaf, create_graph=True)
         if not gradient.requires_grad:  # a linear loss
@@ -148,29 +185,45 @@ class Loss:
         return gradient.detach(), product
 
     def hessian_diagonal(self, theta: Vector) -> Vector:
-        """The diagonal of ∇²ℓ(θ), (P,), by P Hessian products: exact, and for small P only."""
+        """The diagonal of ∇²ℓ(θ), (P,), by P Hessian products: exact, and for small P only.
+
+        Args:
+            theta: θ, (P,).
+        """
         product = torch.func.vjp(torch.func.grad(self.value), theta.detach())[1]
         basis = torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
         diagonal: Vector = torch.func.vmap(lambda v: product(v)[0] @ v, chunk_size=_PRODUCTS)(basis)
         return diagonal
 
     def example_gradients(self, theta: Vector) -> Tensor:
-        """∇ℓ_i(θ) of every example, unweighted, (B, P)."""
-        return self._gradients(theta.detach(), self.data)
+        """∇ℓ_i(θ) of every example, unweighted, (B, P).
+
+        Args:
+            theta: θ, (P,).
+        """
+        return _gradients(self._one(), theta.detach(), self.data)
 
     def example_squares(self, theta: Vector) -> tuple[Vector, Vector]:
-        """∇ℓ(θ) and w·Σ_i ∇ℓ_i∘∇ℓ_i, both (P,), in bounded memory."""
-        theta = theta.detach()
+        """∇ℓ(θ) and w·Σ_i ∇ℓ_i∘∇ℓ_i, both (P,), in bounded memory.
+
+        Args:
+            theta: θ, (P,).
+        """
+        one, theta = self._one(), theta.detach()
         total, squared = torch.zeros_like(theta), torch.zeros_like(theta)
         chunk = max(1, _MAX_NUMBERS // theta.numel())
         for parts in zip(*(tensor.split(chunk) for tensor in self.data), strict=True):
-            gradients = self._gradients(theta, parts)
+            gradients = _gradients(one, theta, parts)
             total += gradients.sum(0)
             squared += gradients.square().sum(0)
         return self.weight * total, self.weight * squared
 
     def gauss_newton(self, theta: Vector) -> Tensor:
-        """w·Σ_i J_iᵀΛ_iJ_i, (P, P), with J_i = ∂f_i/∂θ and Λ_i = −∂² log p/∂f² at f_i."""
+        """w·Σ_i J_iᵀΛ_iJ_i, (P, P), with J_i = ∂f_i/∂θ and Λ_i = −∂² log p/∂f² at f_i.
+
+        Args:
+            theta: θ, (P,).
+        """
         if self.outputs is None or self.likelihood is None:
             raise UnsupportedError(
                 "Gauss–Newton needs to know what of the loss is the network and what the "
@@ -187,13 +240,16 @@ class Loss:
         matrix: Tensor = self.weight * torch.einsum("bcp,bcd,bdq->pq", jacobian, inner, jacobian)
         return matrix
 
-    def _gradients(self, theta: Vector, examples: tuple[Tensor, ...]) -> Tensor:
-        """∇ℓ_i(θ) of these examples, (B, P), without a loop over them."""
+    def _one(self) -> ExampleLoss:
         if self.one is None:
             raise DataError(
                 "per-example gradients need a loss that is a sum over examples: build it by "
                 "Loss.over_examples or Loss.of_model"
             )
-        gradient = torch.func.grad(self.one)
-        in_dims = (None, *(0 for _ in examples))
-        return torch.func.vmap(gradient, in_dims, randomness="different")(theta, *examples)
+        return self.one
+
+
+def _gradients(one: ExampleLoss, theta: Vector, examples: tuple[Tensor, ...]) -> Tensor:
+    """∇ℓ_i(θ) of these examples, (B, P), without a loop over them."""
+    in_dims = (None, *(0 for _ in examples))
+    return torch.func.vmap(torch.func.grad(one), in_dims, randomness="different")(theta, *examples)

@@ -48,7 +48,12 @@ from credo.types import Segment
 
 
 class Seam(TorchFunctionMode):
-    """While entered, calls whose weight's ``id`` is in ``watched`` are answered by ``handler``."""
+    """While entered, calls whose weight's ``id`` is in ``watched`` are answered by ``handler``.
+
+    Args:
+        watched: The ``id`` of every weight that is watched.
+        handler: Answers their calls.
+    """
 
     def __init__(self, watched: Collection[int], handler: Callable[[Affine], Tensor]) -> None:
         super().__init__()
@@ -101,6 +106,11 @@ def survey(flat: FlatParams, selection: Selection, forward: Callable[[], Any]) -
 
     The run leaves no trace: the module's buffers and torch's generators are put back. A bias is
     through the seam if the weight it is added to is.
+
+    Args:
+        flat: The network's parameters as one vector.
+        selection: The parameters in question.
+        forward: A forward pass.
     """
     recorder = _Recorder({id(flat.parameter_at[s.start]) for s in selection.segments})
     device = flat.vector.device

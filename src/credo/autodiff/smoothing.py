@@ -10,7 +10,7 @@ inputs tie, but selects rather than bends, and is let through.
     >>> smooth(net)[1]
     Softplus(beta=1.0, threshold=20.0)
 
-Reference: document 002 §4.3.
+Reference: Unlu & Aitchison, "Variational Laplace for Bayesian neural networks", 2021, §4.3.
 """
 
 from __future__ import annotations
@@ -64,6 +64,12 @@ def smooth(net: nn.Module) -> nn.Module:
     ...         return torch.relu(x)
     >>> smooth(Block())(torch.zeros(1))
     tensor([0.6931])
+
+    Args:
+        net: The network, which is changed in place.
+
+    Returns:
+        The network, or its smooth relative if it was a single activation.
     """
     swapped = _smooth_layer(net)
     if swapped is not None:
@@ -90,13 +96,21 @@ def kinks(outputs: Tensor) -> dict[str, int]:
 
     >>> kinks(torch.relu(torch.ones(1, requires_grad=True)) + 1)
     {'ReLU': 1}
+
+    Args:
+        outputs: A network's outputs, with their graph.
     """
     counts = Counter(_KINKED[node.name()] for node in graph(outputs) if _has_kink(node))
     return dict(counts)
 
 
 def refuse_kinks(outputs: Tensor, who: str) -> None:
-    """Raise `UnsupportedError`, with the remedy, if the network is not smooth."""
+    """Raise `UnsupportedError`, with the remedy, if the network is not smooth.
+
+    Args:
+        outputs: A network's outputs, with their graph.
+        who: What needs second derivatives, for the error.
+    """
     counts = kinks(outputs)
     if not counts:
         return
@@ -110,7 +124,11 @@ def refuse_kinks(outputs: Tensor, who: str) -> None:
 
 
 def graph(outputs: Tensor) -> Iterator[Any]:
-    """Every node of the autograd graph that leads to ``outputs``."""
+    """Every node of the autograd graph that leads to ``outputs``.
+
+    Args:
+        outputs: A network's outputs, with their graph.
+    """
     waiting, seen = [outputs.grad_fn], {outputs.grad_fn}
     while waiting:
         node = waiting.pop()

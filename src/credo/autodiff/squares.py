@@ -59,6 +59,7 @@ from credo.autodiff.layer_calls import (
     tensors_in,
 )
 from credo.autodiff.layer_squares import Accumulator, SquaringNode, accumulator
+from credo.checks import checked
 from credo.errors import DataError, UnsupportedError
 from credo.network.selection import Selection
 from credo.network.state import buffers_kept
@@ -84,11 +85,15 @@ class Bound(Protocol):
         """Raise `BindingError` unless the parameters are views of the buffer."""
 
 
+@checked
 class Squares:
     """The squares of the selected segments, added up over backward passes until `reset`.
 
-    ``loss_reduction`` says what the loss that is differentiated does with the examples' losses:
-    under "mean" the backward pass sees g_i/B, and squares are multiplied by B² as they come.
+    Args:
+        flat: The network's parameters as one vector.
+        selection: The weights whose gradients are squared.
+        loss_reduction: What the loss that is differentiated does with the examples' losses: under
+            "mean" the backward pass sees g_i/B, and squares are multiplied by B² as they come.
     """
 
     def __init__(
@@ -97,11 +102,6 @@ class Squares:
         selection: Selection,
         loss_reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
-        if loss_reduction not in ("mean", "sum"):
-            raise DataError(
-                f'loss_reduction is {loss_reduction!r}; it can be "mean" or "sum": what the loss '
-                "does with the losses of the examples"
-            )
         if not selection.size:
             raise DataError("the selection is empty: there are no gradients to square")
         self._flat, self._selection, self._reduction = flat, selection, loss_reduction
@@ -135,15 +135,23 @@ class Squares:
             watched.fresh = True
 
     def sum(self, out: Vector, grad_scale: float = 1.0) -> Vector:
-        """Σ_i g_i∘g_i in the selection's order, into ``out`` (P,).
+        """Σ_i g_i∘g_i in the selection's order.
 
-        ``grad_scale`` is whatever the loss was multiplied by before ``backward``: a GradScaler's
-        factor, or 1/k where micro-batches are averaged by hand. Squares are divided by its square.
+        Args:
+            out: Where they go, (P,).
+            grad_scale: Whatever the loss was multiplied by before ``backward``: a GradScaler's
+                factor, or 1/k where micro-batches are averaged by hand. Squares are divided by its
+                square.
         """
         return self._scaled(grad_scale**-2, out)
 
     def mean(self, out: Vector, grad_scale: float = 1.0) -> Vector:
-        """(1/count) Σ_i g_i∘g_i, into ``out`` (P,)."""
+        """(1/count) Σ_i g_i∘g_i, into ``out`` (P,).
+
+        Args:
+            out: Where it goes, (P,).
+            grad_scale: As in `sum`.
+        """
         if not self._count:
             raise UnsupportedError(
                 "no per-example gradients were harvested: call both the network and "

@@ -42,14 +42,24 @@ MAX_DENSE = 4096
 
 
 def prior_at(prior: FlatDistribution, weights: Vector) -> Gaussian:
-    """The prior itself where it is Gaussian, otherwise `local_prior` of −log p."""
+    """The prior itself where it is Gaussian, otherwise `local_prior` of −log p.
+
+    Args:
+        prior: Any distribution over the weights.
+        weights: Where, (P,).
+    """
     if isinstance(prior, Gaussian):
         return prior
     return local_prior(lambda w: -prior.log_prob(w), weights)
 
 
 def local_prior(penalty: Penalty, weights: Vector) -> Gaussian:
-    """The Gaussian with the penalty's slope and curvature at ``weights``: diagonal if it can be."""
+    """The Gaussian with the penalty's slope and curvature at ``weights``: diagonal if it can be.
+
+    Args:
+        penalty: (P,) → (), twice differentiable and convex at ``weights``.
+        weights: Where, (P,).
+    """
     with torch.enable_grad():
         w = weights.detach().clone().requires_grad_()
         value = penalty(w)
@@ -84,8 +94,8 @@ def local_prior(penalty: Penalty, weights: Vector) -> Gaussian:
 
 def _product(slope: Tensor, w: Tensor, vector: Tensor) -> Tensor:
     """∇²R·vector."""
-    (found,) = torch.autograd.grad(slope, w, vector, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(w) if found is None else found.detach()
+    (product,) = torch.autograd.grad(slope, w, vector, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(w) if product is None else product.detach()
 
 
 _FLAT = (

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credo.checks import Positive, checked
 from credo.errors import UnsupportedError
 from credo.families import Family, Gaussian
 from credo.functionspace.convex_priors import prior_at
@@ -68,7 +69,10 @@ from credo.types import Batch, Inputs
 class GPPrediction:
     """Mean and variances of every example and output, (B, K).
 
-    ``model_variance`` shrinks with more data, ``noise_variance`` is the data's own.
+    Args:
+        mean: E[y], (B, K); for classes the probabilities.
+        model_variance: What more data would remove.
+        noise_variance: What is the data's own.
     """
 
     mean: Tensor
@@ -86,10 +90,16 @@ class GPPrediction:
         return self.variance.sqrt()
 
 
+@checked
 class NetworkGP:
-    """The Gaussian process that a network and a Gaussian over its weights are; see `to_gp`."""
+    """The Gaussian process that a network and a Gaussian over its weights are; see `to_gp`.
 
-    def __init__(self, posterior: Posterior, max_memory: float = MAX_MEMORY) -> None:
+    Args:
+        posterior: A network and a Gaussian over its weights.
+        max_memory: Bytes that what is kept of the inputs may take.
+    """
+
+    def __init__(self, posterior: Posterior, max_memory: Positive = MAX_MEMORY) -> None:
         weight_covariance(posterior.q)  # refuses what is no Gaussian
         self.posterior, self._max_memory = posterior, max_memory
 
@@ -100,7 +110,11 @@ class NetworkGP:
 
     @torch.no_grad()
     def mean(self, x: Inputs) -> Tensor:
-        """f(x; m), the network's outputs."""
+        """f(x; m), the network's outputs.
+
+        Args:
+            x: Inputs, examples first.
+        """
         with self.posterior.in_network() as flat:
             return self.posterior.model.outputs(like_weights(as_inputs(x), flat.vector))
 
@@ -113,8 +127,12 @@ class NetworkGP:
     ) -> Tensor:
         """JΣJ'ᵀ between two sets of inputs, as data to plot or to give to another library.
 
-        ``outputs="sum"`` adds up the K outputs with themselves, (n, m), "each" keeps them apart,
-        (K, n, m), and "joint" has every pair, (n, K, m, K). ``of="probs"`` is ΛJΣJ'ᵀΛ'.
+        Args:
+            x: Inputs, examples first.
+            other: Those on the other side; None for the same.
+            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
+                (K, n, m); "joint" has every pair, (n, K, m, K).
+            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
         """
         return self._kernel(self.posterior.q, x, other, outputs, of)
 
@@ -125,7 +143,15 @@ class NetworkGP:
         outputs: Outputs = "sum",
         of: Of = "outputs",
     ) -> Tensor:
-        """JVJ'ᵀ, JJ'ᵀ/δ for an isotropic prior: the tangent kernel, scaled."""
+        """JVJ'ᵀ, JJ'ᵀ/δ for an isotropic prior: the tangent kernel, scaled.
+
+        Args:
+            x: Inputs, examples first.
+            other: Those on the other side; None for the same.
+            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
+                (K, n, m); "joint" has every pair, (n, K, m, K).
+            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+        """
         return self._kernel(self.prior, x, other, outputs, of)
 
     def kernel_blocks(
@@ -139,6 +165,13 @@ class NetworkGP:
 
         With ``other=None`` only tiles on and above the diagonal come. The network holds the
         posterior's mean until the last one has been taken.
+
+        Args:
+            x: Inputs, examples first.
+            other: Those on the other side; None for the same.
+            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
+                (K, n, m); "joint" has every pair, (n, K, m, K).
+            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
         """
         with self.posterior.in_network() as flat:
             kernel = Kernel(self.posterior.model, flat, self.posterior.q, of, self._max_memory)
@@ -147,7 +180,11 @@ class NetworkGP:
 
     @torch.no_grad()
     def predict(self, x: Inputs) -> GPPrediction:
-        """Mean, model variance and noise variance at every input, each in the outputs' shape."""
+        """Mean, model variance and noise variance at every input, each in the outputs' shape.
+
+        Args:
+            x: Inputs, examples first.
+        """
         likelihood = self.posterior.model.likelihood
         outputs = self.output_gaussian(x)
         f, spread = outputs.mean, outputs.covariance
@@ -172,7 +209,11 @@ class NetworkGP:
 
     @torch.no_grad()
     def output_gaussian(self, x: Inputs) -> OutputGaussian:
-        """N(f, JΣJᵀ) of every input by itself: the linearised network's outputs."""
+        """N(f, JΣJᵀ) of every input by itself: the linearised network's outputs.
+
+        Args:
+            x: Inputs, examples first.
+        """
         model = self.posterior.model
         with self.posterior.in_network() as flat:
             inputs = like_weights(as_inputs(x), flat.vector)
@@ -182,13 +223,23 @@ class NetworkGP:
         return OutputGaussian.concatenate(parts)
 
     def pseudo_data(self, data: Batch) -> PseudoData:
-        """The regression problem of which this is the posterior; see `PseudoData`."""
+        """The regression problem of which this is the posterior; see `PseudoData`.
+
+        Args:
+            data: (inputs, targets).
+        """
         return PseudoData(self.posterior, data, self.prior)
 
     def log_marginal_likelihood(
         self, data: Batch, prior_precision: float | None = None, noise_scale: float | None = None
     ) -> float:
-        """How well prior and noise explain the data; `PseudoData.log_marginal_likelihood`."""
+        """How well prior and noise explain the data; `PseudoData.log_marginal_likelihood`.
+
+        Args:
+            data: (inputs, targets).
+            prior_precision: δ of a prior N(0, 1/δ) for all weights; None takes the model's prior.
+            noise_scale: Another noise of a Gaussian likelihood.
+        """
         return self.pseudo_data(data).log_marginal_likelihood(prior_precision, noise_scale)
 
     def _kernel(
@@ -200,6 +251,13 @@ class NetworkGP:
             return kernel.matrix(as_inputs(x), paired, outputs)
 
 
-def to_gp(posterior: Posterior, max_memory: float = MAX_MEMORY) -> NetworkGP:
-    """The Gaussian process of a posterior; ``max_memory`` bounds what kernels hold, in bytes."""
+@checked
+def to_gp(posterior: Posterior, max_memory: Positive = MAX_MEMORY) -> NetworkGP:
+    """The Gaussian process of a posterior.
+
+    Args:
+        posterior: A network and a Gaussian over its weights: Laplace's of any structure, VI's,
+            VOGN's, IVON's.
+        max_memory: Bytes that what is kept of the inputs may take.
+    """
     return NetworkGP(posterior, max_memory)

@@ -17,18 +17,20 @@ n       ``num_data``        a minibatch of S examples counts n/S-fold
 ======  ==================  ==========================================================
 
 A dense S keeps all of the new curvature, so both routes agree; VOGN keeps its diagonal, and its own
-process is `to_gp` of its posterior. The slides' scale-matrix iteration lacks ρ and n/S on the new
-term, and its gradient δw.
+process is `to_gp` of its posterior. The scale-matrix iteration of Khan's tutorial ("Deep learning
+with Bayesian principles", 2019) lacks ρ and n/S on the new term, and its gradient δw.
 
 Reference: Khan, Immer, Abedi & Korzepa, 2019 (arXiv:1906.01930), theorem on VOGN's iterations.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
-from credo.checks import positive
-from credo.errors import DataError, UnsupportedError
+from credo.checks import Count, Positive, Range, checked
+from credo.errors import UnsupportedError
 from credo.families import Delta, DiagGaussian, FullGaussian, Gaussian
 from credo.functionspace.pseudo_data import PseudoData
 from credo.model import Model
@@ -36,14 +38,15 @@ from credo.posterior.posterior import Posterior
 from credo.types import Batch, Vector
 
 
+@checked
 def iterate_as_gp(
     model: Model,
     q: FullGaussian | DiagGaussian,
     batch: Batch,
-    rate: float,
-    prior_precision: float,
+    rate: Annotated[float, Range(0, 1, open_low=True)],
+    prior_precision: Positive,
     weights: Vector | None = None,
-    num_data: int | None = None,
+    num_data: Count | None = None,
 ) -> PseudoData:
     """The regression problem whose posterior is the next iterate.
 
@@ -54,10 +57,16 @@ def iterate_as_gp(
     >>> step = iterate_as_gp(model, q, (torch.ones(1, 1), torch.ones(1, 1)), 1.0, 1.0)
     >>> step.at(torch.ones(1, 1)).mean        # ridge regression: 2/(1 + 2)
     tensor([[0.6667]])
+
+    Args:
+        model: The network, its likelihood and prior.
+        q: The iterate before, N(μ, S⁻¹).
+        batch: (inputs, targets) of the step.
+        rate: ρ, the step's rate.
+        prior_precision: δ, that of the prior.
+        weights: Where J, Λ and r are taken: a draw from q; None for its mean.
+        num_data: n, for which the batch stands; None for itself.
     """
-    if not 0 < rate <= 1:
-        raise DataError(f"rate={rate} must lie in (0, 1]")
-    positive("prior_precision", prior_precision)
     precision = _precision(q)
     one = torch.eye(q.size, dtype=precision.dtype, device=precision.device)
     kept = (1 - rate) * precision

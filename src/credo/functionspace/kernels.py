@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from credo.autodiff.jacobians import Jacobians
-from credo.errors import DataError, UnsupportedError
+from credo.checks import Positive, checked
+from credo.errors import UnsupportedError
 from credo.families import Family
 from credo.likelihoods.curvature import output_hessian
 from credo.model import Model
@@ -49,15 +50,30 @@ Directions: TypeAlias = Callable[[Tensor, slice], Tensor]
 
 @dataclass(frozen=True)
 class KernelBlock:
-    """The kernel between inputs ``rows`` and ``columns``."""
+    """One tile of a kernel.
+
+    Args:
+        rows: Which inputs on the left.
+        columns: Which inputs on the right.
+        values: The kernel between them.
+    """
 
     rows: slice
     columns: slice
     values: Tensor
 
 
+@checked
 class Kernel:
-    """JΣJ'ᵀ of one network, at the weights that ``flat`` holds while it is used."""
+    """JΣJ'ᵀ of one network, at the weights that ``flat`` holds while it is used.
+
+    Args:
+        model: The network and its likelihood.
+        flat: The network's parameters, at the weights that J is taken at.
+        q: A Gaussian over the weights; Σ is its covariance.
+        of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+        max_memory: Bytes that what is kept of the inputs may take.
+    """
 
     def __init__(
         self,
@@ -65,10 +81,8 @@ class Kernel:
         flat: FlatParams,
         q: Family,
         of: Of = "outputs",
-        max_memory: float = MAX_MEMORY,
+        max_memory: Positive = MAX_MEMORY,
     ) -> None:
-        if of not in ("outputs", "probs"):
-            raise DataError(f'of={of!r} must be "outputs" or "probs"')
         if of == "probs" and model.likelihood.kind != "classification":
             raise UnsupportedError(
                 f'of="probs" is for classification; {type(model.likelihood).__name__} has no '
@@ -79,27 +93,35 @@ class Kernel:
         self._sizes = Linearisation(model, flat, q)
 
     def matrix(self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum") -> Tensor:
-        """The whole of it; ``other=None`` is x itself, and costs half."""
+        """The whole of it; ``other=None`` is x itself, and costs half.
+
+        Args:
+            x: Inputs, examples first.
+            other: Those on the other side; None for the same.
+            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
+                (K, n, m); "joint" has every pair, (n, K, m, K).
+        """
         rows = number_of_examples(x)
         columns = rows if other is None else number_of_examples(other)
-        found: Tensor | None = None
+        matrix: Tensor | None = None
         for block in self.blocks(x, other, outputs):
-            if found is None:
+            if matrix is None:
                 shape = {
                     "sum": (rows, columns),
                     "each": (*block.values.shape[:1], rows, columns),
                     "joint": (rows, block.values.shape[1], columns, block.values.shape[1]),
                 }[outputs]
-                found = block.values.new_empty(shape)
-            _place(found, block, outputs)
+                matrix = block.values.new_empty(shape)
+            _place(matrix, block, outputs)
             if other is None and block.rows != block.columns:
                 mirrored = KernelBlock(
                     block.columns, block.rows, _transposed(block.values, outputs)
                 )
-                _place(found, mirrored, outputs)
-        assert found is not None
-        return found
+                _place(matrix, mirrored, outputs)
+        assert matrix is not None
+        return matrix
 
+    @checked
     def blocks(
         self,
         x: Inputs,
@@ -107,9 +129,15 @@ class Kernel:
         outputs: Outputs = "sum",
         directions: Directions | None = None,
     ) -> Iterator[KernelBlock]:
-        """The kernel tile by tile; of one that is symmetric the tiles on and above the diagonal."""
-        if outputs not in ("joint", "each", "sum"):
-            raise DataError(f'outputs={outputs!r} must be "joint", "each" or "sum"')
+        """The kernel tile by tile; of one that is symmetric the tiles on and above the diagonal.
+
+        Args:
+            x: Inputs, examples first.
+            other: Those on the other side; None for the same.
+            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
+                (K, n, m); "joint" has every pair, (n, K, m, K).
+            directions: Cotangents to take in place of all outputs.
+        """
         x = like_weights(x, self._flat.vector)
         columns = x if other is None else like_weights(other, self._flat.vector)
         size = self._block_size(x, directions)
@@ -130,15 +158,22 @@ class Kernel:
     def features(
         self, x: Inputs, start: int, stop: int, directions: Directions | None = None
     ) -> Features:
-        """What is kept of inputs start to stop, in passes of a bounded size."""
+        """What is kept of inputs start to stop, in passes of a bounded size.
+
+        Args:
+            x: Inputs, examples first.
+            start: The first of them.
+            stop: The first that is left out again.
+            directions: Cotangents to take in place of all outputs.
+        """
         stop = min(stop, number_of_examples(x))
         step = self._sizes.batch_size(x)
-        found = []
+        parts = []
         for begin in range(start, stop, step):
             end = min(begin + step, stop)
             inputs = input_rows(x, slice(begin, end))
-            found.append(self._of_inputs(inputs, slice(begin, end), directions))
-        return Features.concatenate(found)
+            parts.append(self._of_inputs(inputs, slice(begin, end), directions))
+        return Features.concatenate(parts)
 
     def _of_inputs(self, inputs: Inputs, places: slice, directions: Directions | None) -> Features:
         model = self._model
@@ -178,11 +213,11 @@ def _tiles(
             )
 
 
-def _place(found: Tensor, block: KernelBlock, outputs: Outputs) -> None:
+def _place(matrix: Tensor, block: KernelBlock, outputs: Outputs) -> None:
     if outputs == "joint":
-        found[block.rows, :, block.columns] = block.values
+        matrix[block.rows, :, block.columns] = block.values
     else:
-        found[..., block.rows, block.columns] = block.values
+        matrix[..., block.rows, block.columns] = block.values
 
 
 def _transposed(values: Tensor, outputs: Outputs) -> Tensor:

@@ -27,7 +27,8 @@ is log N(ỹ; 0, JJᵀ/δ + σ²I) for regression, and Laplace's evidence for an
 stationary point.
 
 References: Khan, Immer, Abedi & Korzepa, "Approximate inference turns deep networks into Gaussian
-processes", 2019 (arXiv:1906.01930). Its regression loss needs the ½ that the slides leave out.
+processes", 2019 (arXiv:1906.01930). Khan's tutorial (2019) leaves out the ½ that the
+regression loss needs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ import torch
 from torch import Tensor
 
 from credo.autodiff.jacobians import Jacobians
-from credo.errors import DataError, UnsupportedError
+from credo.checks import Positive, checked
+from credo.errors import UnsupportedError
 from credo.families import DiagGaussian, Gaussian
 from credo.functionspace.kernels import Kernel
 from credo.likelihoods import Categorical
@@ -59,7 +61,12 @@ MAX_OBSERVATIONS = 8192
 
 @dataclass(frozen=True, eq=False)
 class FunctionPosterior:
-    """The Gaussian of the linear model's outputs at some inputs: mean (m, K), (m, K, m, K)."""
+    """The Gaussian of the linear model's outputs at some inputs.
+
+    Args:
+        mean: Of every output, (m, K).
+        covariance: Between all of them, (m, K, m, K).
+    """
 
     mean: Tensor
     covariance: Tensor
@@ -71,15 +78,20 @@ class FunctionPosterior:
         return self.covariance.reshape(count, count).diagonal().view_as(self.mean)
 
 
+@checked
 class PseudoData:
     """What one batch of data is to the network made linear at ``posterior.mean``.
 
-    ``weight`` multiplies the losses: 1 for the posterior itself, ρ·n/S for a step on S of n
-    examples (`credo.functionspace.iterate_as_gp`).
+    Args:
+        posterior: Where the network is made linear: at its mean.
+        batch: (inputs, targets).
+        prior: A Gaussian over the weights, N(v, V).
+        weight: By which the losses are multiplied: 1 for the posterior itself, ρ·n/S for a step on
+            S of n examples (`credo.functionspace.iterate_as_gp`).
     """
 
     def __init__(
-        self, posterior: Posterior, batch: Batch, prior: Gaussian, weight: float = 1.0
+        self, posterior: Posterior, batch: Batch, prior: Gaussian, weight: Positive = 1.0
     ) -> None:
         self._posterior, self.prior, self._weight = posterior, prior, weight
         with posterior.in_network() as flat:
@@ -103,7 +115,11 @@ class PseudoData:
         return self.linear + (inverse @ -self._pulls.unsqueeze(-1)).squeeze(-1)
 
     def at(self, x: Inputs) -> FunctionPosterior:
-        """The posterior of J(x)w', by Gaussian process regression on the pseudo-data."""
+        """The posterior of J(x)w', by Gaussian process regression on the pseudo-data.
+
+        Args:
+            x: Inputs, examples first.
+        """
         posterior, x = self._posterior, as_inputs(x)
         with posterior.in_network() as flat, torch.no_grad():
             x = like_weights(x, flat.vector)
@@ -118,13 +134,15 @@ class PseudoData:
         mean = means + (solved.mT @ residual).view_as(means)
         return FunctionPosterior(mean, itself - (across.mT @ solved).view_as(itself))
 
+    @checked
     def log_marginal_likelihood(
-        self, prior_precision: float | None = None, noise_scale: float | None = None
+        self, prior_precision: Positive | None = None, noise_scale: Positive | None = None
     ) -> float:
-        """The evidence in nats.
+        """The evidence in nats; the weights stay where they are.
 
-        ``prior_precision`` δ is that of a prior N(0, 1/δ) for all weights; None takes ``prior``.
-        ``noise_scale`` is of a Gaussian likelihood. The weights stay where they are.
+        Args:
+            prior_precision: δ of a prior N(0, 1/δ) for all weights; None takes ``prior``.
+            noise_scale: Another noise of a Gaussian likelihood.
         """
         scale, log_likelihood = 1.0, self._log_likelihood
         if noise_scale is not None:
@@ -135,8 +153,6 @@ class PseudoData:
             values, vectors = self._spectrum
             u_centred = u - scale * self._prior_mean.flatten().double()
         else:
-            if prior_precision <= 0:
-                raise DataError(f"prior_precision={prior_precision} must be positive")
             values, vectors = self._unit_spectrum
             values, u_centred = values / prior_precision, u
         spread = scale**2 * values + 1
@@ -155,7 +171,7 @@ class PseudoData:
         """One pass: f, r, the roots of Λ, Jw and Jv."""
         model, likelihood = self._model, self._model.likelihood
         weights = torch.stack([self._posterior.mean, self.prior.mean.to(self._posterior.mean)], 1)
-        found: list[tuple[Tensor, ...]] = []
+        measured: list[tuple[Tensor, ...]] = []
         self._log_likelihood = 0.0
         for inputs, targets in pieces((self._inputs, self._targets), step):
             jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
@@ -165,11 +181,11 @@ class PseudoData:
             with torch.no_grad():
                 log_prob = likelihood.log_prob(outputs, targets).double().sum()
                 self._log_likelihood += float(log_prob)
-                found.append(
+                measured.append(
                     (roots.movedim(0, 1), _pulled(likelihood, roots, slope), outputs.flatten(1),
                      jacobians.times(weights))
                 )  # fmt: skip
-        roots, pulls, self.outputs, linear = (torch.cat(p) for p in zip(*found, strict=True))
+        roots, pulls, self.outputs, linear = (torch.cat(p) for p in zip(*measured, strict=True))
         self._roots, self._pulls = roots.movedim(1, 0), pulls
         self.linear = linear[..., 0]
         """J(x_i)w, (n, K)."""
@@ -238,9 +254,9 @@ def _eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 def _times(model: Model, posterior: Posterior, x: Inputs, vector: Vector) -> Tensor:
     """J(x)·vector, (m, K); the network holds the posterior's mean."""
-    found = []
+    parts = []
     linear = Linearisation(model, model.flat, posterior.q)
     for inputs in chunks(x, linear.batch_size(x)):
         jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
-        found.append(jacobians.times(vector.to(jacobians.outputs).unsqueeze(1))[..., 0])
-    return torch.cat(found)
+        parts.append(jacobians.times(vector.to(jacobians.outputs).unsqueeze(1))[..., 0])
+    return torch.cat(parts)

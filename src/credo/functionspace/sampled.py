@@ -32,6 +32,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from credo.checks import Count, checked
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, Empirical, Family, Gaussian
 from credo.functionspace.gp import GPPrediction
@@ -52,10 +53,16 @@ def has_centre(q: Family) -> bool:
     return isinstance(q, Gaussian | Delta)
 
 
+@checked
 class SampledGP:
-    """Mean and covariance of the functions that a posterior draws."""
+    """Mean and covariance of the functions that a posterior draws.
 
-    def __init__(self, posterior: Posterior, samples: int | None = None) -> None:
+    Args:
+        posterior: Any posterior: of an ensemble, a chain, a mixture.
+        samples: How many functions are drawn; None takes every member of a bag once, or 64.
+    """
+
+    def __init__(self, posterior: Posterior, samples: Count | None = None) -> None:
         q = posterior.q
         members = len(q) if isinstance(q, Empirical) and q.weights is None else None
         self.posterior, self.samples = posterior, samples or members or DRAWS
@@ -64,13 +71,22 @@ class SampledGP:
             raise DataError(f"samples={samples}: one draw has no covariance; take two or more")
 
     def functions(self, x: Inputs) -> Tensor:
-        """f_s(x), (S, B) or (S, B, K): at any inputs the same S functions."""
+        """f_s(x), (S, B) or (S, B, K): at any inputs the same S functions.
+
+        Args:
+            x: Inputs, examples first.
+        """
         return self.posterior.predict(x, samples=self.samples, at="samples").outputs
 
     def mean(self, x: Inputs) -> Tensor:
-        """E f(x), in the outputs' shape."""
+        """E f(x), in the outputs' shape.
+
+        Args:
+            x: Inputs, examples first.
+        """
         return self.functions(x).mean(0)
 
+    @checked
     def kernel(
         self,
         x: Inputs,
@@ -78,19 +94,35 @@ class SampledGP:
         outputs: Outputs = "sum",
         of: Of = "outputs",
     ) -> Tensor:
-        """Cov[f(x), f(x')]; the arguments and shapes are those of `NetworkGP.kernel`."""
+        """Cov[f(x), f(x')]; the arguments and shapes are those of `NetworkGP.kernel`.
+
+        Args:
+            x: Inputs, examples first.
+            other: Those on the other side; None for the same.
+            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
+                (K, n, m); "joint" has every pair, (n, K, m, K).
+            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+        """
         mine = self._deviations(self._values(x, of))
         theirs = mine if other is None else self._deviations(self._values(other, of))
         return rows_kernel(mine, theirs, outputs)
 
     def output_gaussian(self, x: Inputs) -> OutputGaussian:
-        """Mean and covariance of the outputs of every input by itself."""
+        """Mean and covariance of the outputs of every input by itself.
+
+        Args:
+            x: Inputs, examples first.
+        """
         f = self.functions(x)
         rows = self._deviations(f)
         return OutputGaussian(f.mean(0), rows @ rows.mT)
 
     def predict(self, x: Inputs) -> GPPrediction:
-        """Mean, model variance and noise variance of every target, each in its shape."""
+        """Mean, model variance and noise variance of every target, each in its shape.
+
+        Args:
+            x: Inputs, examples first.
+        """
         likelihood, f = self.posterior.model.likelihood, self.functions(x)
         if isinstance(likelihood, Regression):
             means = torch.stack([likelihood.mean(each) for each in f])
@@ -106,13 +138,23 @@ class SampledGP:
         )
 
     def relevance(self, x: Inputs, targets: Tensor | None = None) -> Tensor:
-        """E tr Λ of every example, (B,)."""
+        """E tr Λ of every example, (B,).
+
+        Args:
+            x: Inputs, examples first.
+            targets: The targets, where the likelihood ignores some or is a loss.
+        """
         likelihood = self.posterior.model.likelihood
-        found = [output_hessian_trace(likelihood, f, targets) for f in self.functions(x)]
-        return torch.stack(found).mean(0)
+        traces = [output_hessian_trace(likelihood, f, targets) for f in self.functions(x)]
+        return torch.stack(traces).mean(0)
 
     def leverage(self, x: Inputs, targets: Tensor | None = None) -> Tensor:
-        """tr(E[Λ] Cov f) of every example, (B,)."""
+        """tr(E[Λ] Cov f) of every example, (B,).
+
+        Args:
+            x: Inputs, examples first.
+            targets: The targets, where the likelihood is a loss.
+        """
         likelihood, f = self.posterior.model.likelihood, self.functions(x)
         bend = torch.stack([output_hessian(likelihood, each, targets) for each in f]).mean(0)
         rows = self._deviations(f)

@@ -33,6 +33,9 @@ def from_config(config: Json) -> BaseLikelihood:
 
     >>> from_config(Gaussian(scale=0.5).config())
     Gaussian(scale=0.5, learned=False)
+
+    Args:
+        config: What ``config()`` returned, as it comes out of JSON.
     """
     settings = dict(config)
     name = settings.pop("type", None)

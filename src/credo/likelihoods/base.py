@@ -24,28 +24,55 @@ class BaseLikelihood(nn.Module, ABC):
     ignore_index: int | None = None
     """The label that stands for no label; None if every target counts."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log-probability of each example, (B,): summed over its pixels or dimensions."""
+        """Log-probability of each example, (B,): summed over its pixels or dimensions.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            targets: The targets y of the same examples.
+        """
 
     @abstractmethod
     def sample(self, outputs: Tensor, generator: Generator | None = None) -> Tensor:
-        """Targets drawn from p(y | outputs), as ``log_prob`` takes them; they carry no gradient."""
+        """Targets drawn from p(y | outputs), as ``log_prob`` takes them; they carry no gradient.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            generator: Where the randomness comes from; None for torch's own.
+        """
 
     @abstractmethod
     def hessian(self, outputs: Tensor) -> Tensor:
-        """Λ = −∂² log p / ∂f², or its expectation under p(y | f) where it depends on y."""
+        """Λ = −∂² log p / ∂f², or its expectation under p(y | f) where it depends on y.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+        """
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise `DataError` if these targets can't belong to these outputs."""
+        """Raise `DataError` if these targets can't belong to these outputs.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            targets: The targets y, as `log_prob` takes them.
+        """
 
     @abstractmethod
     def config(self) -> Json:
         """JSON from which `credo.likelihoods.from_config` builds the same likelihood again."""
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The training loss: the mean over examples of −log p(y | f), a scalar."""
+        """The training loss: the mean over examples of −log p(y | f), a scalar.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            targets: The targets y, as `log_prob` takes them.
+        """
         return -self.log_prob(outputs, targets).mean()
 
     def extra_repr(self) -> str:
@@ -61,19 +88,35 @@ class Classification(BaseLikelihood):
 
     @abstractmethod
     def probs(self, outputs: Tensor) -> Tensor:
-        """Probabilities of the labels, in the shape of the outputs."""
+        """Probabilities of the labels, in the shape of the outputs.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+        """
 
     @abstractmethod
     def entropy(self, probs: Tensor) -> Tensor:
-        """Entropy in nats of every label's distribution; 0 log 0 is 0."""
+        """Entropy in nats of every label's distribution; 0 log 0 is 0.
+
+        Args:
+            probs: Probabilities of the labels, as `probs` gives them.
+        """
 
     @abstractmethod
     def confidence(self, probs: Tensor) -> Tensor:
-        """Probability of the likeliest label."""
+        """Probability of the likeliest label.
+
+        Args:
+            probs: Probabilities of the labels, as `probs` gives them.
+        """
 
     @abstractmethod
     def labels(self, probs: Tensor) -> Tensor:
-        """The likeliest label, int64."""
+        """The likeliest label, int64.
+
+        Args:
+            probs: Probabilities of the labels, as `probs` gives them.
+        """
 
 
 class Regression(BaseLikelihood):
@@ -88,7 +131,11 @@ class Regression(BaseLikelihood):
 
     @abstractmethod
     def mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of y; the scale broadcasts against the mean."""
+        """Mean and standard deviation of y; the scale broadcasts against the mean.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+        """
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Σ_d log N(y_d; mean_d, scale_d²), (B,)."""
@@ -104,26 +151,49 @@ class Regression(BaseLikelihood):
         return mean + scale * noise
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """E[y | f]."""
+        """E[y | f].
+
+        Args:
+            outputs: The network's outputs f, examples first.
+        """
         return self.mean_and_scale(outputs)[0]
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """Var[y | f], in the mean's shape."""
+        """Var[y | f], in the mean's shape.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+        """
         mean, scale = self.mean_and_scale(outputs)
         return scale.square().expand_as(mean)
 
     def cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """P(Y ≤ y | f) in every dimension."""
+        """P(Y ≤ y | f) in every dimension.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            y: Where, in the mean's shape.
+        """
         mean, scale = self.mean_and_scale(outputs)
         return _normal_cdf((y - mean) / scale)
 
     def survival(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """P(Y > y | f): what 1 − cdf would round away in the upper tail."""
+        """P(Y > y | f): what 1 − cdf would round away in the upper tail.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            y: Where, in the mean's shape.
+        """
         mean, scale = self.mean_and_scale(outputs)
         return _normal_cdf((mean - y) / scale)
 
     def quantile(self, outputs: Tensor, probability: float) -> Tensor:
-        """The y at which the cdf reaches ``probability``."""
+        """The y at which the cdf reaches ``probability``.
+
+        Args:
+            outputs: The network's outputs f, examples first.
+            probability: Between 0 and 1.
+        """
         mean, scale = self.mean_and_scale(outputs)
         return mean + scale * NormalDist().inv_cdf(probability)
 
@@ -159,7 +229,11 @@ def missing_members(likelihood: object) -> list[str]:
 
 
 def per_example_sum(x: Tensor) -> Tensor:
-    """Sum over all dimensions but the first: (B, ...) → (B,)."""
+    """Sum over all dimensions but the first: (B, ...) → (B,).
+
+    Args:
+        x: Numbers, examples first.
+    """
     return x if x.dim() == 1 else x.flatten(1).sum(1)
 
 
@@ -167,6 +241,10 @@ def match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     """Targets in the outputs' shape, which may differ by a last dimension of size one only.
 
     Anything else is refused: (B, 1) against (B,) would broadcast to (B, B) without a word.
+
+    Args:
+        outputs: Predictions, in the shape that is wanted.
+        targets: Targets of the same examples.
     """
     if outputs.shape == targets.shape:
         return targets
@@ -179,7 +257,11 @@ def match_shape(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def require_examples(outputs: Tensor) -> None:
-    """Refuse outputs without a batch dimension, and empty batches."""
+    """Refuse outputs without a batch dimension, and empty batches.
+
+    Args:
+        outputs: The network's outputs f, examples first.
+    """
     if outputs.dim() == 0 or outputs.numel() == 0:
         raise DataError(
             f"Outputs of shape {tuple(outputs.shape)} hold no examples: "
@@ -188,7 +270,11 @@ def require_examples(outputs: Tensor) -> None:
 
 
 def require_finite(targets: Tensor) -> None:
-    """Refuse NaN and infinite targets, naming the first."""
+    """Refuse NaN and infinite targets, naming the first.
+
+    Args:
+        targets: Any real targets.
+    """
     bad = ~targets.isfinite()
     if bad.any():
         raise DataError(
@@ -198,5 +284,9 @@ def require_finite(targets: Tensor) -> None:
 
 
 def first_index(mask: Tensor) -> tuple[int, ...]:
-    """Index of the first true entry."""
+    """Index of the first true entry.
+
+    Args:
+        mask: Booleans of any shape, one of them true.
+    """
     return tuple(mask.nonzero()[0].tolist())

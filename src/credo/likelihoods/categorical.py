@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from credo.checks import checked
 from credo.errors import DataError
 from credo.likelihoods.base import Classification, first_index, per_example_sum, require_examples
 from credo.types import Json
@@ -14,6 +15,7 @@ from credo.types import Json
 _NO_LABEL = torch.iinfo(torch.int64).min
 
 
+@checked
 class Categorical(Classification):
     """p(y = c | f) = softmax(f)_c.
 
@@ -30,13 +32,15 @@ class Categorical(Classification):
     tensor([-0.6931, -2.1269])
     >>> likelihood.hessian(f)[0]
     tensor([[ 0.2500, -0.2500], [-0.2500,  0.2500]])
+
+    Args:
+        ignore_index: The label that marks pixels or examples to leave out; None if every label
+            counts.
     """
 
     def __init__(self, ignore_index: int | None = None) -> None:
         super().__init__()
-        if ignore_index is not None and type(ignore_index) is not int:
-            raise DataError(f"ignore_index must be an int or None, but it is {ignore_index!r}.")
-        self.ignore_index = ignore_index
+        self.ignore_index = None if ignore_index is None else int(ignore_index)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """log softmax(f)_y, summed over the pixels that count: (B,)."""

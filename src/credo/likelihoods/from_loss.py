@@ -7,20 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
+from credo.checks import checked
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods.base import BaseLikelihood, require_examples, require_finite
 from credo.types import Json, Kind
 
 
+@checked
 class FromLoss(BaseLikelihood):
     """A loss as an unnormalised likelihood: log p(y | f) = −loss(f, y).
 
     The posterior ∝ exp(−Σ loss / temperature) · prior is then a generalised (Gibbs) posterior,
     which every learner here can aim at. Nothing says that exp(−loss) integrates to one over y, so
     there are no samples of y and no calibrated densities; predictions give outputs only.
-
-    ``fn(outputs, targets)`` returns one loss per example, (B,). ``name`` stands for it where it is
-    printed or saved, by default the function's own: code is never saved.
 
     >>> import torch
     >>> def absolute(outputs, targets):
@@ -30,6 +29,11 @@ class FromLoss(BaseLikelihood):
     tensor([-1., -2.])
 
     Bissiri, Holmes and Walker (2016), A general framework for updating belief distributions.
+
+    Args:
+        fn: ``fn(outputs, targets)`` returns one loss per example, (B,).
+        name: What stands for it where it is printed or saved, by default the function's own name:
+            code is never saved.
     """
 
     kind: Kind = "loss"

@@ -7,19 +7,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from credo.checks import positive
+from credo.checks import Positive, checked
 from credo.likelihoods.base import Regression
 from credo.types import Json
 
 
+@checked
 class Gaussian(Regression):
     """p(y | f) = N(y; f, scale² I).
 
     Shapes: outputs f and targets y (B,) or (B, D); a last dimension of size one may be missing on
     either side.
-
-    ``scale`` is a standard deviation. ``learned=True`` starts from it and makes ``log_scale``, one
-    number, a ``Parameter`` that training fits as a point estimate.
 
     >>> import torch
     >>> likelihood = Gaussian(scale=0.1)
@@ -27,13 +25,18 @@ class Gaussian(Regression):
     tensor([1.3836, 0.8836])
     >>> [name for name, _ in Gaussian(learned=True).named_parameters()]
     ['log_scale']
+
+    Args:
+        scale: The noise's standard deviation.
+        learned: Start from that scale and make ``log_scale``, one number, a ``Parameter`` that
+            training fits as a point estimate.
     """
 
     log_scale: nn.Parameter | None
 
-    def __init__(self, scale: float = 1.0, learned: bool = False) -> None:
+    def __init__(self, scale: Positive = 1.0, learned: bool = False) -> None:
         super().__init__()
-        self._fixed_scale = positive("scale", scale)
+        self._fixed_scale = float(scale)
         log_scale = nn.Parameter(torch.tensor(math.log(scale))) if learned else None
         self.register_parameter("log_scale", log_scale)
 

@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credo.checks import positive
+from credo.checks import Positive, checked
 from credo.errors import DataError
 from credo.likelihoods.base import Regression
 from credo.types import Json
 
 
+@checked
 class HeteroscedasticGaussian(Regression):
     """p(y | f) = N(y; m, diag(s²)) with f = (m, r) and s = min_scale + softplus(r).
 
     Shapes: outputs f (B, 2D), the D means m before the D raw scales r; targets y (B, D), or (B,) if
-    D is 1. ``min_scale`` keeps the density bounded: without it one example fitted exactly would
-    have infinite likelihood.
+    D is 1.
 
     >>> import torch
     >>> likelihood = HeteroscedasticGaussian()
@@ -26,11 +26,15 @@ class HeteroscedasticGaussian(Regression):
     (tensor([[1.]]), tensor([[0.6941]]))
 
     Nix and Weigend (1994), Estimating the mean and variance of the target probability distribution.
+
+    Args:
+        min_scale: The smallest standard deviation. It keeps the density bounded: without it one
+            example fitted exactly would have infinite likelihood.
     """
 
-    def __init__(self, min_scale: float = 1e-3) -> None:
+    def __init__(self, min_scale: Positive = 1e-3) -> None:
         super().__init__()
-        self.min_scale = positive("min_scale", min_scale)
+        self.min_scale = float(min_scale)
 
     def mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """m and s, both (B, D)."""

@@ -11,6 +11,7 @@ from typing import Never
 import torch
 from torch import Tensor
 
+from credo.checks import Probability, checked
 from credo.display import Display
 from credo.errors import DataError
 from credo.likelihoods import Bernoulli, Categorical, Gaussian
@@ -21,7 +22,12 @@ from credo.types import Likelihood
 
 
 class ClosedForm(Predictive):
-    """A predictive without samples: the outputs' Gaussian was integrated by a formula."""
+    """A predictive without samples: the outputs' Gaussian was integrated by a formula.
+
+    Args:
+        gaussian: The outputs' distribution, of every example.
+        likelihood: p(y | f).
+    """
 
     _offers: str
 
@@ -87,11 +93,10 @@ class NormalPredictive(ClosedForm):
         with torch.no_grad():
             return Moments(0, mean, self._gaussian.variance, self.likelihood.variance(mean))
 
+    @checked
     @torch.no_grad()
-    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+    def interval(self, level: Probability = 0.9) -> tuple[Tensor, Tensor]:
         """The ends of the central interval of each dimension by itself: mean ± z·std."""
-        if not 0 < level < 1:
-            raise DataError(f"The level of an interval lies between 0 and 1, but it is {level!r}.")
         width = NormalDist().inv_cdf((1 + level) / 2) * self.std
         return self.mean - width, self.mean + width
 

@@ -35,7 +35,13 @@ PAIR_NUMBERS = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """A dense layer: g (B, R, out), a (B, in), and v (out, in), None where it is 1 everywhere."""
+    """A dense layer.
+
+    Args:
+        left: g, (B, R, out).
+        right: a, (B, in).
+        variance: v, (out, in), or None where it is 1 everywhere.
+    """
 
     left: Tensor
     right: Tensor

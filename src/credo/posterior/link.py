@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from credo.errors import DataError, UnsupportedError
+from credo.checks import check
+from credo.errors import UnsupportedError
 from credo.likelihoods import Bernoulli, Categorical, Gaussian
 from credo.posterior.closed_form import NormalPredictive, ProbitPredictive
 from credo.posterior.outputs import OutputGaussian
@@ -24,7 +25,16 @@ def predictive(
     seed: int,
     keep_samples: bool,
 ) -> Predictive:
-    """p(y | x) from the distribution of the outputs; see the package's table."""
+    """p(y | x) from the distribution of the outputs; see the package's table.
+
+    Args:
+        outputs: The distribution of the outputs.
+        likelihood: p(y | f).
+        link: "probit", "samples", or None for a formula where there is an exact one.
+        samples: How many draws "samples" takes.
+        seed: Of those draws.
+        keep_samples: Whether the draws are kept, or only their moments.
+    """
     check_link(link, likelihood)
     if link == "probit":
         return ProbitPredictive(outputs, likelihood)
@@ -38,9 +48,13 @@ def predictive(
 
 
 def check_link(link: Link | None, likelihood: Likelihood) -> None:
-    """Raise unless there is such a link, and for this likelihood."""
-    if link not in (None, "samples", "probit"):
-        raise DataError(f'link={link!r} must be "samples", "probit" or None')
+    """Raise unless there is such a link, and for this likelihood.
+
+    Args:
+        link: What was asked for.
+        likelihood: p(y | f).
+    """
+    check("link", link, Link | None)
     if link == "probit" and not isinstance(likelihood, Categorical | Bernoulli):
         raise UnsupportedError(
             f'link="probit" is a formula for Categorical and Bernoulli, not for '

@@ -64,7 +64,9 @@ _COPIES = 3
 class OutputGaussian:
     """f ~ N(mean, covariance), of every example.
 
-    ``mean`` is (B,), (B, K) or (B, C, *positions); ``covariance`` (B, *positions, K, K).
+    Args:
+        mean: (B,), (B, K) or (B, C, *positions).
+        covariance: (B, *positions, K, K).
     """
 
     mean: Tensor
@@ -72,7 +74,11 @@ class OutputGaussian:
 
     @classmethod
     def concatenate(cls, parts: Iterable[OutputGaussian]) -> OutputGaussian:
-        """The examples of all parts, in their order."""
+        """The examples of all parts, in their order.
+
+        Args:
+            parts: Of other examples each.
+        """
         parts = list(parts)
         return cls(torch.cat([p.mean for p in parts]), torch.cat([p.covariance for p in parts]))
 
@@ -82,7 +88,12 @@ class OutputGaussian:
         return self._outputs_second(self.covariance.diagonal(dim1=-2, dim2=-1))
 
     def draws(self, n: int, generator: Generator) -> Iterator[Tensor]:
-        """n draws, each in the mean's shape."""
+        """n draws, each in the mean's shape.
+
+        Args:
+            n: How many.
+            generator: Where the randomness comes from.
+        """
         root = _root(self.covariance)
         for _ in range(n):
             eps = torch.randn(
@@ -91,7 +102,12 @@ class OutputGaussian:
             yield self.mean + self._outputs_second((root @ eps.unsqueeze(-1)).squeeze(-1))
 
     def log_density(self, y: Tensor, noise_variance: Tensor) -> Tensor:
-        """log N(y; mean, covariance + diag(noise)), (B,): summed over the positions."""
+        """log N(y; mean, covariance + diag(noise)), (B,): summed over the positions.
+
+        Args:
+            y: Targets in the mean's shape.
+            noise_variance: Of every output, in the mean's shape.
+        """
         error, noise = self._outputs_last(y - self.mean), self._outputs_last(noise_variance)
         factor = torch.linalg.cholesky(self.covariance + torch.diag_embed(noise))
         white = torch.linalg.solve_triangular(factor, error.unsqueeze(-1), upper=False).squeeze(-1)
@@ -107,14 +123,24 @@ class OutputGaussian:
 
 
 class Linearisation:
-    """The network in linear form around the weights that ``flat`` holds, which are q's mean."""
+    """The network in linear form around the weights that ``flat`` holds, which are q's mean.
+
+    Args:
+        model: The network, of whose weights some are random.
+        flat: Its parameters, which hold q's mean.
+        q: A Gaussian over the random weights.
+    """
 
     def __init__(self, model: Model, flat: FlatParams, q: Family) -> None:
         self._net, self._flat, self._selection = model.net, flat, model.random
         self._covariance = weight_covariance(q)
 
     def at(self, inputs: Inputs) -> OutputGaussian:
-        """The outputs' distribution for one batch of inputs."""
+        """The outputs' distribution for one batch of inputs.
+
+        Args:
+            inputs: Inputs, examples first.
+        """
         jacobians = self._jacobians(inputs)
         outputs = jacobians.outputs
         with torch.no_grad():
@@ -125,7 +151,11 @@ class Linearisation:
         return OutputGaussian(outputs, covariance.unflatten(1, outputs.shape[2:]))
 
     def batch_size(self, inputs: Inputs) -> int:
-        """How many of these examples `at` can take within `BATCH_BYTES`, at most 1024."""
+        """How many of these examples `at` can take within `BATCH_BYTES`, at most 1024.
+
+        Args:
+            inputs: Inputs, examples first.
+        """
         jacobians = self._jacobians(input_rows(inputs, slice(1)))
         outputs = jacobians.outputs
         if outputs.dim() > 2 and jacobians.num_outputs > MAX_OUTPUTS:

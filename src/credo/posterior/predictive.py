@@ -11,6 +11,7 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
+from credo.checks import Probability, checked
 from credo.display import Display, Displayed
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods import Classification, Regression
@@ -39,9 +40,12 @@ class PredictiveError(UnsupportedError, AttributeError):
 class Moments:
     """Averages over samples: all that most quantities need, in memory that S does not change.
 
-    ``centre`` averages E[y | f_s]: probabilities, means, or for a bare loss the outputs.
-    ``spread`` is the variance of E[y | f_s] over the samples, ``within`` the average uncertainty
-    left at one sample: an entropy for classification, a variance for regression.
+    Args:
+        count: How many samples, S.
+        centre: The average of E[y | f_s]: probabilities, means, or for a bare loss the outputs.
+        spread: The variance of E[y | f_s] over the samples.
+        within: The average uncertainty left at one sample: an entropy for classification, a
+            variance for regression.
     """
 
     count: int
@@ -51,7 +55,12 @@ class Moments:
 
     @classmethod
     def over(cls, samples: Iterable[Tensor], likelihood: Likelihood) -> Moments:
-        """One pass of Welford's updates, which do not cancel when the spread is small."""
+        """One pass of Welford's updates, which do not cancel when the spread is small.
+
+        Args:
+            samples: Outputs (B, ...), one sample after the other.
+            likelihood: p(y | f).
+        """
         count = 0
         for outputs in samples:
             term, uncertainty = _terms(_as_outputs(outputs), likelihood)
@@ -75,7 +84,11 @@ class Moments:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Moments]) -> Moments:
-        """Moments of the examples of all parts together."""
+        """Moments of the examples of all parts together.
+
+        Args:
+            parts: Of the same samples, each of other examples.
+        """
         return cls(
             parts[0].count,
             torch.cat([part.centre for part in parts]),
@@ -87,10 +100,10 @@ class Moments:
 class Predictive(Displayed):
     """p(y | x) ≈ (1/S) Σ_s p(y | f_s(x)): a mixture with one component per sampled network.
 
-    ``outputs`` (S, B, ...) has the samples first, ``likelihood`` is p(y | f). Shapes below leave
-    out the samples; for dense classification (S, B, C, H, W), read (B, C, H, W) for (B, C) and
-    (B, H, W) for (B,). `Bernoulli` has the outputs' shape everywhere. Everything is computed when
-    first asked for, without gradients, and kept. Half-precision outputs are raised to float32.
+    Shapes below leave out the samples; for dense classification (S, B, C, H, W), read (B, C, H, W)
+    for (B, C) and (B, H, W) for (B,). `Bernoulli` has the outputs' shape everywhere. Everything is
+    computed when first asked for, without gradients, and kept. Half-precision outputs are raised to
+    float32.
 
     Uncertainty splits into a part that more data would remove and one that it would not:
 
@@ -107,6 +120,10 @@ class Predictive(Displayed):
     tensor([0.6931, 0.0000])
 
     Depeweg et al. (2018), Decomposition of uncertainty in Bayesian deep learning.
+
+    Args:
+        outputs: The network's outputs f_s, (S, B, ...), samples first.
+        likelihood: p(y | f).
     """
 
     likelihood: Likelihood
@@ -132,6 +149,10 @@ class Predictive(Displayed):
         >>> stream = (torch.full((3,), float(s)) for s in range(1000))
         >>> Predictive.from_stream(stream, Gaussian()).mean
         tensor([499.5000, 499.5000, 499.5000])
+
+        Args:
+            samples: Outputs (B, ...), one sample after the other.
+            likelihood: p(y | f).
         """
         with torch.no_grad():
             moments = Moments.over(samples, likelihood)
@@ -139,7 +160,11 @@ class Predictive(Displayed):
 
     @classmethod
     def concatenate(cls, parts: Iterable[Predictive]) -> Predictive:
-        """One predictive for the examples of all parts, such as minibatches, in their order."""
+        """One predictive for the examples of all parts, such as minibatches, in their order.
+
+        Args:
+            parts: Predictives with the same likelihood and number of samples.
+        """
         parts = list(parts)
         if not parts:
             raise DataError("There is nothing to concatenate: give at least one Predictive.")
@@ -252,8 +277,9 @@ class Predictive(Displayed):
         self._regression("std")
         return self.variance.sqrt()
 
+    @checked
     @torch.no_grad()
-    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+    def interval(self, level: Probability = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper end of the central interval that holds y with probability ``level``.
 
         The ends are the mixture's own quantiles at (1 − level)/2 and (1 + level)/2, found by
@@ -262,10 +288,11 @@ class Predictive(Displayed):
         >>> from credo.likelihoods import Gaussian
         >>> Predictive(torch.zeros(4, 1), Gaussian(scale=1.0)).interval(0.95)
         (tensor([-1.9600]), tensor([1.9600]))
+
+        Args:
+            level: The probability that the interval holds, between 0 and 1.
         """
         likelihood = self._regression("interval")
-        if not 0 < level < 1:
-            raise DataError(f"The level of an interval lies between 0 and 1, but it is {level!r}.")
         samples, batch, *_ = self.outputs.shape
         components = self.outputs.flatten(0, 1)
         tail = (1 - level) / 2
@@ -286,7 +313,11 @@ class Predictive(Displayed):
 
     @torch.no_grad()
     def log_prob(self, y: Tensor) -> Tensor:
-        """log (1/S) Σ_s p(y | f_s) of each example, (B,); for a bare loss it is not normalised."""
+        """log (1/S) Σ_s p(y | f_s) of each example, (B,); for a bare loss it is not normalised.
+
+        Args:
+            y: The targets, (B, ...).
+        """
         y = torch.as_tensor(y, device=self.outputs.device)
         self.likelihood.check(self.outputs[0], y)
         each = torch.stack([self.likelihood.log_prob(outputs, y) for outputs in self.outputs])

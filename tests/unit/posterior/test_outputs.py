@@ -174,7 +174,7 @@ def test_noise_that_the_network_predicts_is_integrated_by_samples(x: Tensor) -> 
     ("options", "message"),
     [
         ({"link": "probit"}, 'link=.* is for at="linearised", not for at=.samples'),
-        ({"at": "linearised", "link": "logit"}, 'must be "samples", "probit" or None'),
+        ({"at": "linearised", "link": "logit"}, "link must be one of 'samples', 'probit' or None"),
         ({"at": "linear"}, '"samples", "mean" or "linearised"'),
     ],
 )

@@ -215,7 +215,7 @@ def test_interval_holds_as_many_draws_as_it_says():
 
 @pytest.mark.parametrize("level", [0, 1, 95, -0.1, math.nan])
 def test_interval_levels_are_probabilities(level):
-    with pytest.raises(DataError, match="between 0 and 1"):
+    with pytest.raises(DataError, match="level must be a number from 0 to 1"):
         Predictive(normal(2, 3), Gaussian()).interval(level)
 
 
