@@ -18,6 +18,7 @@ from torch import nn
 import credo
 from bench.nets import lenet5
 from credo.sweep import run_many
+from credo_papers.uci_tables import uci
 
 TASKS = ("digits", "mnist", "yacht", "concrete", "wine_red")
 SEEDS = (0, 1)
@@ -56,7 +57,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def table_task(name: str, seed: int) -> tuple[nn.Module, Any, Any, Any]:
-    x, y, x_test, y_test = credo.data.uci(name, split=seed)
+    x, y, x_test, y_test = uci(name, split=seed)
     x, x_test = credo.data.standardise(x, x_test)
     y, y_test = credo.data.standardise(y, y_test)
     net = nn.Sequential(nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Linear(50, 1))

@@ -53,6 +53,7 @@ from credo_papers.experiment import (
     summarise,
 )
 from credo_papers.networks import build
+from credo_papers.uci_tables import uci
 
 DIGITS: tuple[Name, ...] = (
     "random",
@@ -134,7 +135,7 @@ def digits(settings: ActiveSettings, acquisition: Name, seed: int, folder: Path)
 
 def table(settings: ActiveSettings, acquisition: Name, seed: int, folder: Path) -> History:
     """A regression; the seed also chooses the split."""
-    raw = credo.data.uci(settings.table, split=seed % 20)
+    raw = uci(settings.table, split=seed % 20)
     x, test_x = credo.data.standardise(raw[0], raw[2])
     y, test_y = credo.data.standardise(raw[1], raw[3])
     with torch.random.fork_rng(devices=[]):

@@ -32,7 +32,6 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 import credo
-from credo.data import SegmentationSet
 from credo.method import Method
 from credo.posterior.posterior import Posterior
 from credo.report.style import (
@@ -50,6 +49,7 @@ from credo.report.style import (
     save,
 )
 from credo.types import Json
+from credo_papers.camvid import SegmentationSet, camvid
 from credo_papers.experiment import (
     Experiment,
     Settings,
@@ -107,7 +107,7 @@ class Maps:
 
 def run_one(settings: SegmentationSettings, seed: int, folder: Path) -> Json:
     """Train both networks from the same weights; score their pixels and keep a few scenes."""
-    scenes = credo.data.camvid()
+    scenes = camvid()
     x, y = _reduced(scenes.train, settings.reduction, settings.num_data)
     x_test, y_test = _reduced(scenes.test, settings.reduction)
     inputs, test_inputs = credo.data.standardise(x, x_test)

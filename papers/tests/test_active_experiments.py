@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_runs import stored_results, verdict_of_one
 
-import credo
 from credo_papers import active_learning, important_examples
 
 ACTIVE = active_learning.ActiveSettings(
@@ -22,7 +21,7 @@ SCATTER = (-1e-3, 0.0, 1e-3)
 
 
 def toy_table(name, split=0):
-    """As `credo.data.uci`, without its file."""
+    """As `credo_papers.uci_tables.uci`, without its file."""
     generator = torch.Generator().manual_seed(split)
     x = torch.randn(90, 8, generator=generator)
     y = 5 + 3 * x[:, :1] - x[:, 1:2].square()
@@ -32,7 +31,7 @@ def toy_table(name, split=0):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(credo.data, "uci", toy_table)
+        patch.setattr(active_learning, "uci", toy_table)
         return stored_results(SMALL, tmp_path_factory)
 
 

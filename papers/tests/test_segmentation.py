@@ -11,10 +11,9 @@ from sklearn.metrics import jaccard_score
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import credo
-from credo import data
-from credo.data import SegmentationSet
 from credo.errors import DataError, FileFormatError
 from credo_papers import segmentation
+from credo_papers.camvid import SegmentationSet, camvid
 from credo_papers.experiment import JUDGEMENTS
 from credo_papers.segmentation import Maps, borders, class_ece, class_iou
 from credo_papers.unet import build_unet
@@ -39,7 +38,7 @@ def write_camvid(folder: Path, **changes: np.ndarray) -> dict[str, np.ndarray]:
 
 def test_camvid_has_channels_first_in_unit_range_and_whole_masks(tmp_path: Path) -> None:
     arrays = write_camvid(tmp_path)
-    scenes = data.camvid(tmp_path)
+    scenes = camvid(tmp_path)
     assert len(scenes.classes) == scenes.void == VOID
     for part, n in (("train", 3), ("val", 1), ("test", 2)):
         images, masks = getattr(scenes, part)
@@ -56,12 +55,12 @@ def test_camvid_is_found_by_the_environment_and_missed_with_advice(
 ) -> None:
     monkeypatch.setenv("CREDO_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"'camvid' needs one of camvid_120x160\.npz"):
-        data.camvid()
+        camvid()
     write_camvid(tmp_path)
-    assert len(data.camvid().train[0]) == 3
+    assert len(camvid().train[0]) == 3
     monkeypatch.delenv("CREDO_DATA")
     with pytest.raises(DataError, match="set the environment variable CREDO_DATA"):
-        data.camvid()
+        camvid()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_camvid_is_found_by_the_environment_and_missed_with_advice(
 def test_camvid_refuses_other_arrays(tmp_path: Path, changes: dict, message: str) -> None:
     write_camvid(tmp_path, **changes)
     with pytest.raises(FileFormatError, match=message):
-        data.camvid(tmp_path)
+        camvid(tmp_path)
 
 
 def test_camvid_refuses_damaged_files(tmp_path: Path) -> None:
@@ -91,10 +90,10 @@ def test_camvid_refuses_damaged_files(tmp_path: Path) -> None:
     for damaged in (b"", content[: len(content) // 2], b"\x00" * 100):
         path.write_bytes(damaged)
         with pytest.raises(FileFormatError, match="camvid_120x160"):
-            data.camvid(tmp_path)
+            camvid(tmp_path)
     np.savez(path, x_train=np.zeros((1, 120, 160, 3), "u1"))
     with pytest.raises(FileFormatError, match="y_train"):
-        data.camvid(tmp_path)
+        camvid(tmp_path)
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
         epochs=3, reduction=2, num_data=16, batch_size=8, labels_per_image=12, prediction_samples=4
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("credo.data.camvid", made_up_scenes)
+        patch.setattr("credo_papers.segmentation.camvid", made_up_scenes)
         result = segmentation.run_one(settings, 0, folder)
         assert segmentation.run_one(settings, 0, folder) == result  # resumes to the same numbers
     return result, folder

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from credo.data import load, uci
+from credo.data import load
 from credo.data.image_set import ImageSet
+from credo_papers.uci_tables import uci
 
 ROOT = os.environ.get("CREDO_DATA")
 

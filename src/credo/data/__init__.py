@@ -1,6 +1,5 @@
 """Data: readers that don't trust their files, an embedded set, toys, and named sets."""
 
-from credo.data.camvid import SegmentationSet, camvid
 from credo.data.cifar import read_cifar
 from credo.data.embedded import digits
 from credo.data.idx import read_idx
@@ -8,13 +7,10 @@ from credo.data.image_set import ImageSet, standardise
 from credo.data.mat import read_svhn
 from credo.data.sets import load
 from credo.data.toys import and_gate, sinus_with_gap, two_moons
-from credo.data.uci import uci
 
 __all__ = [
     "ImageSet",
-    "SegmentationSet",
     "and_gate",
-    "camvid",
     "digits",
     "load",
     "read_cifar",
@@ -23,5 +19,4 @@ __all__ = [
     "sinus_with_gap",
     "standardise",
     "two_moons",
-    "uci",
 ]

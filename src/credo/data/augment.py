@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from credo.checks import Count, Index, Share, checked
 from credo.errors import DataError
 
 Box: TypeAlias = tuple[float, float, float, float]
@@ -31,18 +32,33 @@ RATIOS = (3 / 4, 4 / 3)
 _TRIES = 10
 
 
-def draw_moves(count: int, padding: int = 4, generator: Generator | None = None) -> Tensor:
+@checked
+def draw_moves(count: Index, padding: Index = 4, generator: Generator | None = None) -> Tensor:
     """For each of ``count`` images (flip, top, left), whole numbers (count, 3).
 
     Half of the images are flipped; the crop starts in one of the 2·padding + 1 rows and columns of
-    the padded image. Without a ``generator`` torch's global one is used.
+    the padded image.
+
+    Args:
+        count: How many images there are.
+        padding: How far an image is shifted at most, in pixels.
+        generator: Where the draws come from; torch's global generator by default.
     """
     flips = torch.randint(2, (count, 1), generator=generator)
     return torch.cat([flips, torch.randint(2 * padding + 1, (count, 2), generator=generator)], 1)
 
 
 def move(images: Tensor, moves: Tensor, padding: int = 4) -> Tensor:
-    """Images (N, C, H, W), padded by zeros, flipped, and cropped to their size, as `draw_moves`."""
+    """Images padded by zeros, flipped, and cropped to their size.
+
+    Args:
+        images: (N, C, H, W).
+        moves: What `draw_moves` drew for them, (N, 3).
+        padding: The same as there.
+
+    Raises:
+        DataError: The moves are not one row for each image.
+    """
     count, channels, height, width = images.shape
     if moves.shape != (count, 3):
         raise DataError(
@@ -62,12 +78,17 @@ def move(images: Tensor, moves: Tensor, padding: int = 4) -> Tensor:
     return moved
 
 
+@checked
 class FlippedAndShifted(Dataset[tuple[Tensor, Tensor]]):
     """Images (N, C, H, W) with labels, each flipped and shifted anew whenever it is asked for.
 
-    ``padding`` is how far an image is shifted at most; CIFAR's 4 pixels are an eighth of its side.
     The draws are from torch's global generator, which `credo.fit` seeds, keeps in checkpoints and
     gives back: runs repeat and resume exactly.
+
+    Args:
+        images: (N, C, H, W).
+        labels: One for each image.
+        padding: How far an image is shifted at most; CIFAR's 4 pixels are an eighth of its side.
 
     >>> x, y = torch.rand(5, 3, 32, 32), torch.arange(5)
     >>> data = FlippedAndShifted(x, y)
@@ -75,13 +96,17 @@ class FlippedAndShifted(Dataset[tuple[Tensor, Tensor]]):
     (5, torch.Size([3, 32, 32]), tensor(2))
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, padding: int = 4) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, padding: Index = 4) -> None:
         if images.dim() != 4 or len(images) != len(labels):
             raise DataError(
                 f"images must be (N, C, H, W) with a label each, not {tuple(images.shape)} with "
                 f"{len(labels)} labels"
             )
         self.images, self.labels, self.padding = images, labels, padding
+
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.images.shape[1:]))
+        return f"FlippedAndShifted({len(self):,} images {size}, moved by up to {self.padding})"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -91,12 +116,21 @@ class FlippedAndShifted(Dataset[tuple[Tensor, Tensor]]):
         return moved[0], self.labels[index]
 
 
-def random_box(width: int, height: int, generator: Generator | None = None) -> Box:
+@checked
+def random_box(width: Count, height: Count, generator: Generator | None = None) -> Box:
     """A random part of an image, to be resized to a square.
 
     Its area is uniform in `AREAS` times that of the image, the logarithm of width/height uniform
     in that of `RATIOS`, its place uniform. A shape that does not fit is drawn again; if none of ten
     fits, which happens with very long images only, it is the largest centred part of such a ratio.
+
+    Args:
+        width: The image's, in pixels.
+        height: The image's, in pixels.
+        generator: Where the draws come from; torch's global generator by default.
+
+    Returns:
+        Left, top, right and bottom edge.
 
     Reference: C. Szegedy et al., "Going deeper with convolutions", 2015, §6.
 
@@ -116,8 +150,17 @@ def random_box(width: int, height: int, generator: Generator | None = None) -> B
     return _centred(width, height, min(width, height * ratio), min(height, width / ratio))
 
 
-def centre_box(width: int, height: int, share: float = 0.875) -> Box:
-    """The central square whose side is this share of the image's shorter one: 224 of 256.
+@checked
+def centre_box(width: Count, height: Count, share: Share = 0.875) -> Box:
+    """The central square of an image.
+
+    Args:
+        width: The image's, in pixels.
+        height: The image's, in pixels.
+        share: The square's side over the image's shorter one: 224 of 256.
+
+    Returns:
+        Left, top, right and bottom edge.
 
     >>> centre_box(512, 256)
     (144.0, 16.0, 368.0, 240.0)

@@ -31,19 +31,40 @@ class Readable(Protocol):
     """Anything that hands out at most n bytes at a time, and b"" at its end."""
 
     def read(self, n: int, /) -> bytes:
-        """The next bytes."""
+        """The next bytes.
+
+        Args:
+            n: The most that is wanted.
+        """
         ...
 
 
 def malformed(
     path: Path, promised: str, actual: str, remedy: str = "Fetch the file again from its source."
 ) -> FileFormatError:
-    """The error for a file whose content is not what it says."""
+    """The error for a file whose content is not what it says.
+
+    Args:
+        path: The file.
+        promised: What it should be, as a clause.
+        actual: What it is, as a clause.
+        remedy: What to do about it.
+    """
     return FileFormatError(f"{path}: {promised}, but {actual}. {remedy}")
 
 
 def read_exactly(stream: Readable, size: int, path: Path, what: str) -> bytearray:
-    """``size`` bytes, growing with what arrives; `FileFormatError` if the data ends before."""
+    """So many bytes, in memory that grows with what arrives.
+
+    Args:
+        stream: Where they come from.
+        size: How many there should be.
+        path: The file, for the error.
+        what: What they are, for the error.
+
+    Raises:
+        FileFormatError: The data ends before.
+    """
     out = bytearray()
     while len(out) < size:
         piece = stream.read(min(_CHUNK, size - len(out)))
@@ -56,13 +77,32 @@ def read_exactly(stream: Readable, size: int, path: Path, what: str) -> bytearra
 
 
 def expect_end(stream: Readable, path: Path, what: str) -> None:
-    """Refuse data beyond ``what``; reaching the end also verifies a compressed file's checksum."""
+    """Refuse further data; reaching the end also verifies a compressed file's checksum.
+
+    Args:
+        stream: Where it would come from.
+        path: The file, for the error.
+        what: What should be its last part, for the error.
+
+    Raises:
+        FileFormatError: There is more.
+    """
     if stream.read(1):
         raise malformed(path, f"{what} should be the last of the file", "more data follows")
 
 
 def check_promise(promised: int, capacity: int, path: Path, what: str) -> None:
-    """Refuse, before allocating, a header that promises more bytes than the file can hold."""
+    """Refuse, before allocating, a header that promises more bytes than the file can hold.
+
+    Args:
+        promised: How many the header promises.
+        capacity: How many the file can hold at most.
+        path: The file, for the error.
+        what: What the bytes are, for the error.
+
+    Raises:
+        FileFormatError: It promises too many, or more than `MAX_BYTES`.
+    """
     if promised > MAX_BYTES:
         raise malformed(
             path,
@@ -78,7 +118,11 @@ def check_promise(promised: int, capacity: int, path: Path, what: str) -> None:
 
 @contextmanager
 def decompressing(path: Path) -> Iterator[None]:
-    """Turn the decompressors' own complaints into `FileFormatError`."""
+    """Turn the decompressors' own complaints into `FileFormatError`.
+
+    Args:
+        path: The file, for the error.
+    """
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -87,7 +131,11 @@ def decompressing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_plain_or_gzip(path: Path) -> Iterator[tuple[Readable, int]]:
-    """A stream of the file's content, unzipped if it starts like gzip, and its greatest length."""
+    """A stream of the file's content, unzipped if it starts like gzip, and its greatest length.
+
+    Args:
+        path: The file.
+    """
     size = path.stat().st_size
     with path.open("rb") as raw:
         if raw.peek(2)[:2] != _GZIP_MAGIC:

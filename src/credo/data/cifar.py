@@ -5,13 +5,14 @@ from __future__ import annotations
 import tarfile
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from credo.checks import checked
 from credo.data.bounded import (
     MAX_BYTES,
     Readable,
@@ -33,12 +34,19 @@ _TEST = {10: "test_batch", 100: "test"}
 Examples = tuple[Tensor, Tensor]
 
 
-def read_cifar(path: str | PathLike[str], classes: int = 10) -> Examples:
+@checked
+def read_cifar(path: str | PathLike[str], classes: Literal[10, 100] = 10) -> Examples:
     """Images (N, 3, 32, 32) uint8 and labels (N,) int64 of one batch file, binary or Python.
 
-    ``classes`` is 10 or 100 (the fine labels). The Python version is a pickle; it is read without
-    unpickling, so nothing that the file names is imported or called. Damaged files raise
-    `FileFormatError`.
+    The Python version is a pickle; it is read without unpickling, so nothing that the file names is
+    imported or called.
+
+    Args:
+        path: The file, as it comes in the archive.
+        classes: 10, or 100 for CIFAR-100 with its fine labels.
+
+    Raises:
+        FileFormatError: The file is damaged or something else.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +58,6 @@ def read_cifar(path: str | PathLike[str], classes: int = 10) -> Examples:
 
     Reference: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
-    _check_classes(classes)
     path = Path(path)
     size = path.stat().st_size
     check_promise(size, size, path, "the file")
@@ -58,13 +65,22 @@ def read_cifar(path: str | PathLike[str], classes: int = 10) -> Examples:
         return _parse(read_exactly(stream, size, path, "the file"), path, classes)
 
 
-def read_cifar_set(path: str | PathLike[str], classes: int = 10) -> tuple[Examples, Examples]:
+@checked
+def read_cifar_set(
+    path: str | PathLike[str], classes: Literal[10, 100] = 10
+) -> tuple[Examples, Examples]:
     """Training and test examples from a folder of batch files or an archive of them.
 
-    The folder or ``.tar.gz`` holds ``data_batch_1`` … ``test_batch`` (CIFAR-10) or ``train`` and
-    ``test`` (CIFAR-100), each with or without ``.bin``. An archive is read, never extracted.
+    Args:
+        path: A folder or ``.tar.gz`` with ``data_batch_1`` … ``test_batch`` (CIFAR-10) or ``train``
+            and ``test`` (CIFAR-100), each with or without ``.bin``. An archive is read, never
+            extracted.
+        classes: 10 or 100.
+
+    Raises:
+        DataError: A batch is missing.
+        FileFormatError: A file is damaged or something else.
     """
-    _check_classes(classes)
     path = Path(path)
     wanted = (*_TRAIN[classes], _TEST[classes])
     batches = _from_folder(path, wanted, classes) if path.is_dir() else _from_tar(path, classes)
@@ -78,12 +94,9 @@ def read_cifar_set(path: str | PathLike[str], classes: int = 10) -> tuple[Exampl
     return (torch.cat(images), torch.cat(labels)), batches[_TEST[classes]]
 
 
-def _check_classes(classes: int) -> None:
-    if classes not in _TRAIN:
-        raise DataError(f"CIFAR comes with 10 or 100 classes, not {classes}")
-
-
-def _from_folder(path: Path, wanted: tuple[str, ...], classes: int) -> dict[str, Examples]:
+def _from_folder(
+    path: Path, wanted: tuple[str, ...], classes: Literal[10, 100]
+) -> dict[str, Examples]:
     files = {name: path / f"{name}{suffix}" for suffix in ("", ".bin") for name in wanted
              if (path / f"{name}{suffix}").is_file()}  # fmt: skip
     return {name: read_cifar(file, classes) for name, file in files.items()}

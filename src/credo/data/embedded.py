@@ -26,7 +26,13 @@ def digits() -> ImageSetWithOod:
     >>> data.train[0].shape, data.test[0].shape, data.ood.shape
     (torch.Size([1297, 1, 8, 8]), torch.Size([500, 1, 8, 8]), torch.Size([500, 1, 8, 8]))
 
-    Reference: E. Alpaydin, C. Kaynak, "Optical recognition of handwritten digits", UCI, 1998.
+    Licences: the digits are the test part of "Optical recognition of handwritten digits" (UCI
+    Machine Learning Repository), which is CC BY 4.0; scikit-learn carries them, and two photographs
+    from Flickr, "china.jpg" by danielbuechele and "flower.jpg" by vultilion, both CC BY 2.0. Credo
+    holds no copy of either.
+
+    Reference: E. Alpaydin, C. Kaynak, "Optical recognition of handwritten digits", UCI, 1998
+    (doi:10.24432/C50P49).
     """
     from sklearn.datasets import load_digits
 

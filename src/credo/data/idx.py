@@ -27,8 +27,14 @@ def read_idx(path: str | PathLike[str]) -> Tensor:
 
     The file is two zero bytes, a dtype code, the number of dimensions D, D big-endian 32-bit sizes,
     and the elements in row-major order. The result has those sizes and the file's dtype: uint8,
-    int8, int16, int32, float32 or float64. A header that does not match the bytes that follow
-    raises `FileFormatError` before anything of the promised size is allocated.
+    int8, int16, int32, float32 or float64.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileFormatError: The header does not match the bytes that follow; nothing of the promised
+            size has been allocated then.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
+from credo.checks import Count, checked
 from credo.data.augment import Box, centre_box, random_box
 from credo.data.bounded import malformed
 from credo.errors import DataError, FileFormatError
@@ -36,7 +37,14 @@ TRIES = 8
 
 
 def open_image(path: str | PathLike[str]) -> Image.Image:
-    """The image as RGB (grey, CMYK and palettes are converted); `FileFormatError` if it is none."""
+    """The image as RGB; grey, CMYK and palettes are converted.
+
+    Args:
+        path: A JPEG or PNG file, whatever its name is.
+
+    Raises:
+        FileFormatError: It is none, is damaged, or promises more than `MAX_PIXELS`.
+    """
     path = Path(path)
     try:
         with warnings.catch_warnings():
@@ -60,22 +68,34 @@ def open_image(path: str | PathLike[str]) -> Image.Image:
 
 
 def cut(image: Image.Image, box: Box, side: int) -> Tensor:
-    """The part of the image in the box, resized to a square: (3, side, side), uint8."""
+    """A part of the image, resized to a square: (3, side, side), uint8.
+
+    Args:
+        image: An RGB image.
+        box: Left, top, right and bottom edge of the part.
+        side: How many pixels the square is wide.
+    """
     part = image.resize((side, side), Image.Resampling.BILINEAR, box=box)
     return torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageFolder:
     """The images below a folder, in the order of their names.
 
-    ``labels`` (N,), int64, index ``classes``; they are `NO_LABEL` where images lie in the folder
-    itself instead of in the folder of a class.
+    Args:
+        files: The images.
+        labels: (N,), int64, that index ``classes``; `NO_LABEL` where images lie in the folder
+            itself instead of in the folder of a class.
+        classes: Their names.
     """
 
     files: tuple[Path, ...]
     labels: Tensor
     classes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"ImageFolder({len(self):,} images, {len(self.classes)} classes)"
 
     @property
     def is_labelled(self) -> bool:
@@ -86,9 +106,15 @@ class ImageFolder:
     def find(cls, root: str | PathLike[str], classes: Sequence[str] | None = None) -> ImageFolder:
         """List ``root/class/*.JPEG`` (or .jpg, .png), or ``root/*.JPEG`` without labels.
 
-        ``classes`` are those of training, in their order, where this is another part of the same
-        set: a class that is not among them is refused, one of which there are no images is not.
         Hidden files, other files and deeper folders are passed over.
+
+        Args:
+            root: The folder.
+            classes: Those of training, in their order, where this is another part of the same set:
+                a class that is not among them is refused, one of which there are no images is not.
+
+        Raises:
+            DataError: There are no images, or classes that training does not have.
 
         >>> import pathlib, tempfile
         >>> with tempfile.TemporaryDirectory() as root:
@@ -133,9 +159,14 @@ class ImageFolder:
 
 
 class Crop(NamedTuple):
-    """A square of an image, (3, side, side) uint8, its label, and what was wrong with it or "".
+    """A square of an image.
 
     In a batch these are images (B, 3, side, side), labels (B,) and a list of B texts.
+
+    Args:
+        image: (3, side, side), uint8.
+        label: Its class.
+        problem: What was wrong with the file, or "".
     """
 
     image: Tensor
@@ -143,20 +174,29 @@ class Crop(NamedTuple):
     problem: str
 
 
+@checked
 class Crops(Dataset[Crop]):
-    """Squares of ``side`` pixels out of a folder's images.
+    """Squares out of a folder's images.
 
     ``crops[index]`` is the centre of an image, for prediction; ``crops[index, seed]`` a random part
     of it (`credo.data.augment.random_box`), flipped or not, for training. Draws are a function of
     the seed alone, so that worker processes and ranks need no state.
 
-    An image that can't be read is a `FileFormatError` if ``strict``. Else its ``problem`` says so,
-    and in training it is replaced by the next that can (of the same class, mostly); in prediction
-    it is black, for the caller to leave out.
+    The ``problem`` of an image that can't be read says so, and in training it is replaced by the
+    next that can (of the same class, mostly); in prediction it is black, for the caller to leave
+    out.
+
+    Args:
+        folder: The images.
+        side: How many pixels the squares are wide.
+        strict: Whether an image that can't be read is a `FileFormatError` instead.
     """
 
-    def __init__(self, folder: ImageFolder, side: int, *, strict: bool = False) -> None:
+    def __init__(self, folder: ImageFolder, side: Count, *, strict: bool = False) -> None:
         self.folder, self.side, self.strict = folder, side, strict
+
+    def __repr__(self) -> str:
+        return f"Crops({len(self):,} images, {self.side}×{self.side})"
 
     def __len__(self) -> int:
         return len(self.folder)

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credo.display import Display, Displayed
 from credo.errors import DataError, FileFormatError
 
 
-@dataclass(frozen=True)
-class ImageSet:
+@dataclass(frozen=True, repr=False)
+class ImageSet(Displayed):
     """Training and test images with labels.
 
-    ``train`` and ``test`` are pairs of images (N, C, H, W), float32 in [0, 1], and labels (N,),
-    int64, that index ``classes``. A set that is for testing only has N = 0 training images.
-    ``source`` says which file or folder was read, and what a reader of results should know of it.
+    Args:
+        name: What `credo.data.load` calls it.
+        train: Images (N, C, H, W), float32 in [0, 1], and labels (N,), int64, that index
+            ``classes``. A set that is for testing only has N = 0 of them.
+        test: Likewise.
+        classes: Their names.
+        source: Which file or folder was read, and what a reader of results should know of it.
     """
 
     name: str
@@ -25,16 +30,55 @@ class ImageSet:
     classes: tuple[str, ...]
     source: str
 
+    def _display(self) -> Display:
+        images, _ = self.test
+        size, numbers = "×".join(map(str, images.shape[1:])), dict(self._numbers())
+        parts = [f"{count} {what}" for what, count in numbers.items()]
+        return Display(
+            f"{type(self).__name__} {self.name!r}: {', '.join(parts)}, {size} pixels",
+            "credo.fit(model, method, data.train)",
+            [*numbers.items(), ("source", self.source)],
+        )
 
-@dataclass(frozen=True)
+    def _numbers(self) -> list[tuple[str, str]]:
+        return [
+            ("images to train", f"{len(self.train[1]):,}"),
+            ("to test", f"{len(self.test[1]):,}"),
+            ("classes", str(len(self.classes))),
+        ]
+
+
+@dataclass(frozen=True, repr=False)
 class ImageSetWithOod(ImageSet):
-    """An `ImageSet` with images ``ood`` (N, C, H, W) that belong to none of its classes."""
+    """An `ImageSet` with images that belong to none of its classes.
+
+    Args:
+        name: What `credo.data.load` calls it.
+        train: Images and labels.
+        test: Likewise.
+        classes: Their names.
+        source: Which file or folder was read.
+        ood: The others, (N, C, H, W), float32 in [0, 1].
+    """
 
     ood: Tensor
 
+    def _numbers(self) -> list[tuple[str, str]]:
+        return [*super()._numbers(), ("images of something else", f"{len(self.ood):,}")]
+
 
 def unit_images(pixels: Tensor, labels: Tensor, classes: int, source: str) -> tuple[Tensor, Tensor]:
-    """Pixels 0…255 as float32 in [0, 1] and labels as int64, after a check that they fit."""
+    """Pixels 0…255 as float32 in [0, 1] and labels as int64, after a check that they fit.
+
+    Args:
+        pixels: (N, C, H, W) of uint8.
+        labels: (N,) whole numbers.
+        classes: How many classes there are.
+        source: Where they come from, for the error.
+
+    Raises:
+        FileFormatError: There are not as many labels as images, or labels of no class.
+    """
     if len(pixels) != len(labels):
         raise FileFormatError(
             f"{source}: there are {len(pixels):,} images and {len(labels):,} labels. "
@@ -56,6 +100,16 @@ def standardise(train: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     same numbers serve ``train`` and every one of ``others``, so nothing of a test set leaks into
     training. The standard deviation divides by N. A column that is constant in ``train`` is kept
     and only shifted.
+
+    Args:
+        train: What the mean and the standard deviation are taken of.
+        *others: What is shifted and scaled by the same numbers, such as test inputs.
+
+    Returns:
+        ``train`` and all of ``others``, in their order.
+
+    Raises:
+        DataError: The tensors don't fit together, or ``train`` is empty or not finite.
 
     >>> standardise(torch.tensor([[0.0, 7.0], [2.0, 7.0]]), torch.tensor([[3.0, 8.0]]))
     (tensor([[-1.,  0.], [ 1.,  0.]]), tensor([[2., 1.]]))

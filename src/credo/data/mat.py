@@ -37,8 +37,13 @@ _SVHN = "an SVHN file holds X (32, 32, 3, N) of uint8 and y (N, 1) with labels 1
 def read_svhn(path: str | PathLike[str]) -> tuple[Tensor, Tensor]:
     """Images (N, 3, 32, 32) uint8 and labels (N,) int64 of ``train_32x32.mat`` and its siblings.
 
-    SVHN writes the digit 0 as label 10; here it is label 0. The file is MATLAB 5, compressed or
-    not; anything else, and any header that does not match its data, raises `FileFormatError`.
+    SVHN writes the digit 0 as label 10; here it is label 0.
+
+    Args:
+        path: The file, MATLAB 5, compressed or not.
+
+    Raises:
+        FileFormatError: It is anything else, or a header does not match its data.
 
     >>> import pathlib, tempfile, numpy, scipy.io
     >>> with tempfile.TemporaryDirectory() as folder:

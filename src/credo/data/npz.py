@@ -33,10 +33,16 @@ _HEADER = re.compile(
 
 
 def read_npz(path: str | PathLike[str], names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """The arrays called ``names``; numbers only, so no pickle is involved.
+    """Arrays of a NumPy archive; numbers only, so no pickle is involved.
 
-    `numpy.load` allocates what a header says before it looks for the data; this does not, and
-    raises `FileFormatError` where the two disagree or an array is missing.
+    `numpy.load` allocates what a header says before it looks for the data; this does not.
+
+    Args:
+        path: The archive.
+        names: Which of its arrays are wanted.
+
+    Raises:
+        FileFormatError: A header and its data disagree, or an array is missing.
     """
     path = Path(path)
     size = path.stat().st_size

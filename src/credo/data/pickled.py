@@ -37,7 +37,11 @@ class _DType:
 
 @dataclass
 class PickledArray:
-    """A numpy array; ``values`` appears when the pickle has delivered the array's state."""
+    """A numpy array in a pickle.
+
+    Args:
+        values: It appears when the pickle has delivered the array's state.
+    """
 
     values: NDArray[Any] | None = None
 
@@ -70,8 +74,14 @@ _IGNORED = {b"\x80": "<B", b"\x95": "<Q"}  # protocol number, frame length
 def read_pickle(data: bytes | bytearray, path: Path) -> Any:
     """The plain object in ``data``: dicts, lists, tuples, numbers, text, bytes, `PickledArray`.
 
-    Python 2's ``str`` comes out as bytes. Anything else raises `FileFormatError` with ``path``,
-    and names the global or the opcode.
+    Python 2's ``str`` comes out as bytes.
+
+    Args:
+        data: The pickle.
+        path: Where it comes from, for the error.
+
+    Raises:
+        FileFormatError: There is anything else in it; the global or the opcode is named.
 
     >>> import pickle
     >>> read_pickle(pickle.dumps({"labels": [3, 8]}, protocol=2), Path("batch"))

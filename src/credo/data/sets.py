@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ _CIFAR100 = tuple(
     spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
     train trout tulip turtle wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905
 )
+_Loader: TypeAlias = Callable[[Path], ImageSet]
 _SVHN_FALLBACK = "svhn_test5k_32x32.npz"
 _NOTMNIST = "notmnist_10k.npz"
 
@@ -40,8 +42,7 @@ _NOTMNIST = "notmnist_10k.npz"
 def load(name: str, root: str | PathLike[str] | None = None) -> ImageSet:
     """An image set by name: digits, mnist, fashion-mnist, cifar10, cifar100, svhn or notmnist.
 
-    ``root`` is the folder that holds the data sets, by default the one that the environment
-    variable CREDO_DATA names. "digits" needs no files. What is looked for under the root:
+    "digits" needs no files. What is looked for under the root:
 
     - mnist, fashion-mnist: the four IDX files, gzipped or not, in ``mnist``, ``fashion-mnist``
       (or ``MNIST/raw``, ``FashionMNIST/raw``);
@@ -51,6 +52,18 @@ def load(name: str, root: str | PathLike[str] | None = None) -> ImageSet:
       these ``svhn_test5k_32x32.npz``, whose 5,000 images are crops of the full-number photographs,
       not the official test set's pixels: ``source`` says so, and there are no training images;
     - notmnist: ``notmnist_10k.npz``, letters A to J, for testing only.
+
+    ``papers/make_data.py`` of the repository makes the two ``.npz`` files from what their authors
+    published. None of the sets but the digits comes with Credo; each has its own terms of use.
+
+    Args:
+        name: One of those.
+        root: The folder that holds the data sets; by default the one that the environment variable
+            CREDO_DATA names.
+
+    Raises:
+        DataError: There is no set of that name, or its files are not there.
+        FileFormatError: A file is damaged or something else.
 
     >>> load("digits").test[1].shape
     torch.Size([500])
@@ -63,7 +76,15 @@ def load(name: str, root: str | PathLike[str] | None = None) -> ImageSet:
 
 
 def data_root(root: str | PathLike[str] | None, name: str) -> Path:
-    """The folder with real data: ``root``, or else CREDO_DATA; `DataError` where there is none."""
+    """The folder with real data.
+
+    Args:
+        root: A folder, or None for the one that CREDO_DATA names.
+        name: Which set is wanted, for the error.
+
+    Raises:
+        DataError: There is no such folder.
+    """
     chosen = root or os.environ.get("CREDO_DATA")
     if not chosen:
         raise DataError(
@@ -79,7 +100,16 @@ def data_root(root: str | PathLike[str] | None, name: str) -> Path:
 
 
 def first_existing(root: Path, candidates: Sequence[str], name: str) -> Path:
-    """The first of ``candidates`` that exists under ``root``, or a `DataError` that lists them."""
+    """The first of several files or folders that exists.
+
+    Args:
+        root: Where they are looked for.
+        candidates: Their paths under it.
+        name: Which set is wanted, for the error.
+
+    Raises:
+        DataError: None does; the message lists them.
+    """
     for candidate in candidates:
         if (root / candidate).exists():
             return root / candidate
@@ -89,7 +119,7 @@ def first_existing(root: Path, candidates: Sequence[str], name: str) -> Path:
     )
 
 
-def _idx_loader(name: str, other: str, classes: tuple[str, ...]) -> Callable[[Path], ImageSet]:
+def _idx_loader(name: str, other: str, classes: tuple[str, ...]) -> _Loader:
     def read(root: Path, part: str) -> Tensor:
         files = [f"{folder}/{part}{end}" for folder in (name, other) for end in ("", ".gz")]
         return read_idx(first_existing(root, files, name))
@@ -112,8 +142,7 @@ def _idx_loader(name: str, other: str, classes: tuple[str, ...]) -> Callable[[Pa
     return loader
 
 
-def _cifar_loader(name: str, classes: tuple[str, ...]) -> Callable[[Path], ImageSet]:
-    n = len(classes)
+def _cifar_loader(name: str, n: Literal[10, 100], classes: tuple[str, ...]) -> _Loader:
     folders = [f"cifar-{n}-{kind}" for kind in ("batches-bin", "batches-py", "binary", "python")]
     archives = [f"cifar-{n}-{kind}.tar.gz" for kind in ("binary", "python")]
 
@@ -160,11 +189,11 @@ def _test_only(
     return ImageSet(name, train, test, classes, f"{path}: {note}; no training images")
 
 
-_LOADERS: dict[str, Callable[[Path], ImageSet]] = {
+_LOADERS: dict[str, _Loader] = {
     "mnist": _idx_loader("mnist", "MNIST/raw", _DIGITS),
     "fashion-mnist": _idx_loader("fashion-mnist", "FashionMNIST/raw", _FASHION),
-    "cifar10": _cifar_loader("cifar10", _CIFAR10),
-    "cifar100": _cifar_loader("cifar100", _CIFAR100),
+    "cifar10": _cifar_loader("cifar10", 10, _CIFAR10),
+    "cifar100": _cifar_loader("cifar100", 100, _CIFAR100),
     "svhn": _load_svhn,
     "notmnist": _load_notmnist,
 }

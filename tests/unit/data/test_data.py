@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
 import credo.data as data
+from credo.data.augment import FlippedAndShifted
 from credo.data.cifar import read_cifar_set
 from credo.data.npz import read_npz
 from credo.data.pickled import read_pickle
@@ -199,7 +200,7 @@ def test_incomplete_cifar_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_cifar_with_other_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="10 or 100 classes, not 20"):
+    with pytest.raises(DataError, match="classes must be one of 10, 100, but it is 20"):
         data.read_cifar(tmp_path / "x", 20)
 
 
@@ -257,36 +258,6 @@ def test_npz_equals_numpy(tmp_path: Path, save: object) -> None:
         assert result[name].dtype == array.dtype.newbyteorder("=")
 
 
-def write_uci(folder: Path, **changes: np.ndarray) -> None:
-    rng = np.random.default_rng(0)
-    order = np.stack([rng.permutation(10) for _ in range(20)]).astype("i4")
-    arrays = {
-        "yacht_X": rng.normal(size=(10, 2)).astype("f4"),
-        "yacht_y": np.arange(10, dtype="f4"),
-        "yacht_train_idx": order[:, :9],
-        "yacht_test_idx": order[:, 9:],
-    }
-    np.savez(folder / "uci_yacht_concrete_wine.npz", **{**arrays, **changes})
-
-
-def test_uci_splits(tmp_path: Path) -> None:
-    write_uci(tmp_path)
-    for split in (0, 19):
-        x_train, y_train, x_test, y_test = data.uci("yacht", split, tmp_path)
-        assert x_train.shape == (9, 2)
-        assert x_test.shape == (1, 2)
-        rows = torch.cat([y_train, y_test]).flatten()
-        assert rows.sort().values.tolist() == list(range(10))
-    with pytest.raises(DataError, match="splits 0 to 19, not 'yacht' with split 20"):
-        data.uci("yacht", 20, tmp_path)
-
-
-def test_uci_refuses_row_numbers_beyond_the_table(tmp_path: Path) -> None:
-    write_uci(tmp_path, yacht_test_idx=np.full((20, 1), 10, "i4"))
-    with pytest.raises(FileFormatError, match="row numbers"):
-        data.uci("yacht", 0, tmp_path)
-
-
 # ---------------------------------------------------------------- sets
 
 
@@ -328,8 +299,6 @@ def test_missing_data_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("fashion-mnist", "cifar10", "cifar100", "svhn", "notmnist"):
         with pytest.raises(DataError, match="CREDO_DATA"):
             data.load(name)
-    with pytest.raises(DataError, match="CREDO_DATA"):
-        data.uci("yacht")
     with pytest.raises(DataError, match="'imagenet'; there are digits, mnist"):
         data.load("imagenet")
 
@@ -429,7 +398,7 @@ def test_toys_depend_on_the_seed_alone() -> None:
         assert torch.equal(toy(20, seed=1)[0], toy(20, seed=1)[0])
         assert not torch.equal(toy(20, seed=1)[0], toy(20, seed=2)[0])
     assert torch.equal(state, torch.random.get_rng_state())
-    with pytest.raises(DataError, match="n=0"):
+    with pytest.raises(DataError, match="n must be a whole number of at least 1"):
         data.two_moons(0)
 
 
@@ -437,3 +406,12 @@ def test_and_gate_is_logical_and() -> None:
     x, y = data.and_gate()
     assert y.flatten().tolist() == [float(bool(a) and bool(b)) for a, b in x.tolist()]
     assert x.unique(dim=0).shape == (4, 2)
+
+
+def test_data_sets_say_what_they_are_in_one_line() -> None:
+    assert repr(data.digits()) == (
+        "<ImageSetWithOod 'digits': 1,297 images to train, 500 to test, 10 classes, "
+        "500 images of something else, 1×8×8 pixels; next: credo.fit(model, method, data.train)>"
+    )
+    moved = FlippedAndShifted(torch.zeros(5, 3, 8, 8), torch.zeros(5))
+    assert repr(moved) == "FlippedAndShifted(5 images 3×8×8, moved by up to 4)"

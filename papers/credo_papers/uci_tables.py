@@ -22,9 +22,17 @@ def uci(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x_train (N, D), y_train (N, 1), x_test (M, D), y_test (M, 1), float32, in original units.
 
-    ``name`` is yacht, concrete or wine_red; ``split`` is 0 to 19, the train/test splits on which
-    the literature averages. Read from ``uci_yacht_concrete_wine.npz`` in ``root`` or CREDO_DATA.
-    Scale the columns with `standardise`.
+    Read from ``uci_yacht_concrete_wine.npz``, which ``papers/make_data.py`` makes from the tables
+    and splits that were published. Scale the columns with `credo.data.standardise`.
+
+    Args:
+        name: yacht, concrete or wine_red.
+        split: 0 to 19, the splits into training and test rows over which the literature averages.
+        root: The folder that has the file; by default the one that CREDO_DATA names.
+
+    Raises:
+        DataError: There is no such table or split, or no file.
+        FileFormatError: The file is damaged, or has other arrays.
 
     Reference: J. M. Hernández-Lobato, R. Adams, "Probabilistic backpropagation for scalable
     learning of Bayesian neural networks", 2015 (the splits).

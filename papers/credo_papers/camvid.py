@@ -14,6 +14,7 @@ from torch import Tensor
 
 from credo.data.npz import read_npz
 from credo.data.sets import data_root, first_existing
+from credo.display import Display, Displayed
 from credo.errors import FileFormatError
 
 _FILE = "camvid_120x160.npz"
@@ -23,13 +24,20 @@ _CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fenc
             "pedestrian", "bicyclist")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SegmentationSet:
+@dataclass(frozen=True, repr=False)
+class SegmentationSet(Displayed):
     """Images with masks, for training, validation and testing.
 
-    Each part is a pair of images (N, C, H, W), float32 in [0, 1], and masks (N, H, W), int64, whose
-    entries index ``classes`` or are ``void``: a pixel without a known class, to be left out by
-    ``Categorical(ignore_index=void)`` and by the metrics' ``ignore_index``.
+    Args:
+        name: What it is called.
+        train: Images (N, C, H, W), float32 in [0, 1], and masks (N, H, W), int64, whose entries
+            index ``classes`` or are ``void``.
+        val: Likewise.
+        test: Likewise.
+        classes: Their names.
+        void: A pixel without a known class, to be left out by ``Categorical(ignore_index=void)``
+            and by the metrics' ``ignore_index``.
+        source: Which file was read.
     """
 
     name: str
@@ -40,12 +48,30 @@ class SegmentationSet:
     void: int
     source: str
 
+    def _display(self) -> Display:
+        numbers = [(part, f"{len(getattr(self, part)[0]):,}") for part in _PARTS]
+        size = "×".join(map(str, self.test[0].shape[1:]))
+        counts = ", ".join(f"{count} {part}" for part, count in numbers)
+        return Display(
+            f"SegmentationSet {self.name!r}: {counts} images {size}, {len(self.classes)} classes",
+            "credo.fit(model, method, scenes.train)",
+            [*numbers, ("source", self.source)],
+        )
+
 
 def camvid(root: str | PathLike[str] | None = None) -> SegmentationSet:
     """CamVid at 120×160 with 11 classes, 11 = void: 367, 101 and 233 images.
 
-    Read from ``camvid_120x160.npz`` in ``root`` or CREDO_DATA: ``x_train`` (N, 120, 160, 3) and
-    ``y_train`` (N, 120, 160), both uint8, and likewise ``val`` and ``test``.
+    Read from ``camvid_120x160.npz``, which ``papers/make_data.py`` makes from the published images:
+    ``x_train`` (N, 120, 160, 3) and ``y_train`` (N, 120, 160), both uint8, and likewise ``val`` and
+    ``test``.
+
+    Args:
+        root: The folder that has it; by default the one that CREDO_DATA names.
+
+    Raises:
+        DataError: The file is not there.
+        FileFormatError: It is damaged, or has other arrays.
 
     References: G. Brostow, J. Fauqueur, R. Cipolla, "Semantic object classes in video: a
     high-definition ground truth database", 2009; V. Badrinarayanan, A. Kendall, R. Cipolla,
