@@ -38,12 +38,12 @@ class Model(Displayed):
     ) -> None:
         if not isinstance(net, nn.Module):
             raise DataError(f"net must be a torch.nn.Module, not {type(net).__name__}")
-        if isinstance(likelihood, type) or not hasattr(likelihood, "log_prob"):
+        missing = missing_members(likelihood)
+        if isinstance(likelihood, type) or "log_prob" in missing:
             raise DataError(
                 f"likelihood must be an object such as credo.likelihoods.Categorical(), "
                 f"not {likelihood!r}; wrap a loss function as credo.likelihoods.FromLoss(fn)"
             )
-        missing = missing_members(likelihood)
         if missing:
             raise DataError(
                 f"the likelihood {type(likelihood).__name__} has no {', '.join(missing)}; "

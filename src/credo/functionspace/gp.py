@@ -187,7 +187,7 @@ class NetworkGP:
         """
         likelihood = self.posterior.model.likelihood
         outputs = self.output_gaussian(x)
-        f, spread = outputs.mean, outputs.covariance
+        f, covariance = outputs.mean, outputs.covariance
         if isinstance(likelihood, Regression):
             mean, _ = likelihood.mean_and_scale(f)
             if mean.shape != f.shape:
@@ -199,8 +199,8 @@ class NetworkGP:
             return GPPrediction(f, outputs.variance, noise)
         if isinstance(likelihood, Classification) and f.dim() <= 2:
             probs = likelihood.probs(f)
-            bend = output_hessian(likelihood, f)
-            variance = (bend @ spread @ bend).diagonal(dim1=-2, dim2=-1).reshape(f.shape)
+            hessian = output_hessian(likelihood, f)
+            variance = (hessian @ covariance @ hessian).diagonal(dim1=-2, dim2=-1).reshape(f.shape)
             return GPPrediction(probs, variance, probs - probs.square())
         raise UnsupportedError(
             f"{type(likelihood).__name__} with outputs {tuple(f.shape)} has no noise to set apart; "

@@ -188,8 +188,8 @@ class Kernel:
             if directions is not None:
                 return self._covariance.features(jacobians, directions(jacobians.outputs, places))
             if self._of == "probs":
-                bend = output_hessian(model.likelihood, jacobians.outputs)
-                cotangents = bend.movedim(1, 0).reshape(-1, *jacobians.outputs.shape)
+                hessian = output_hessian(model.likelihood, jacobians.outputs)
+                cotangents = hessian.movedim(1, 0).reshape(-1, *jacobians.outputs.shape)
                 return self._covariance.features(jacobians, cotangents)
             return self._covariance.features(jacobians, None)
 

@@ -210,16 +210,16 @@ def leave_one_out(
     def rise(flat: FlatParams, batch: Batch) -> Tensor:
         jacobians = Jacobians.at(model.net, flat, model.random, batch[0])
         outputs = jacobians.outputs
-        slope = output_gradient(model.likelihood, outputs, batch[1]).flatten(1).unsqueeze(-1)
-        bend = output_hessian(model.likelihood, outputs, batch[1])
+        gradient = output_gradient(model.likelihood, outputs, batch[1]).flatten(1).unsqueeze(-1)
+        hessian = output_hessian(model.likelihood, outputs, batch[1])
         with torch.no_grad():
-            spread = covariance.of_outputs(jacobians)
+            variance = covariance.of_outputs(jacobians)
             if removed:
-                slope_without = _without_own(bend, spread, slope)
+                gradient_without = _without_own(hessian, variance, gradient)
             else:
-                slope_without = slope
-            change = spread @ slope_without
-            return (slope.mT @ change + 0.5 * change.mT @ bend @ change).flatten()
+                gradient_without = gradient
+            change = variance @ gradient_without
+            return (gradient.mT @ change + 0.5 * change.mT @ hessian @ change).flatten()
 
     return _scored(posterior, data, "leave one out", score, batch_size, progress)
 
@@ -335,9 +335,9 @@ class _Fitting:
         return pieces(batch, self._size)
 
 
-def _without_own(bend: Tensor, spread: Tensor, slope: Tensor) -> Tensor:
+def _without_own(hessian: Tensor, variance: Tensor, gradient: Tensor) -> Tensor:
     """(I − ΛV)⁻¹r."""
-    share = bend @ spread
+    share = hessian @ variance
     largest = float(torch.linalg.eigvals(share).real.max())
     if largest >= 1:
         raise UnsupportedError(
@@ -345,7 +345,7 @@ def _without_own(bend: Tensor, spread: Tensor, slope: Tensor) -> Tensor:
             "curvature, or is an approximation of a posterior that does. Pass removes=False"
         )
     one = torch.eye(share.shape[-1], dtype=share.dtype, device=share.device)
-    return torch.linalg.solve(one - share, slope)
+    return torch.linalg.solve(one - share, gradient)
 
 
 def _shares(sizes: list[int], count: int) -> list[int]:

@@ -177,12 +177,12 @@ class PseudoData:
             jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
             outputs = jacobians.outputs
             roots = output_hessian_roots(likelihood, outputs, targets).flatten(2)
-            slope = output_gradient(likelihood, outputs, targets).flatten(1)
+            gradient = output_gradient(likelihood, outputs, targets).flatten(1)
             with torch.no_grad():
                 log_prob = likelihood.log_prob(outputs, targets).double().sum()
                 self._log_likelihood += float(log_prob)
                 measured.append(
-                    (roots.movedim(0, 1), _pulled(likelihood, roots, slope), outputs.flatten(1),
+                    (roots.movedim(0, 1), _pulled(likelihood, roots, gradient), outputs.flatten(1),
                      jacobians.times(weights))
                 )  # fmt: skip
         roots, pulls, self.outputs, linear = (torch.cat(p) for p in zip(*measured, strict=True))
@@ -237,14 +237,14 @@ class PseudoData:
         return scale, -0.5 * squares - level
 
 
-def _pulled(likelihood: object, roots: Tensor, slope: Tensor) -> Tensor:
+def _pulled(likelihood: object, roots: Tensor, gradient: Tensor) -> Tensor:
     """R⁺r, (n, R)."""
     matrix = roots.movedim(0, -1)  # (n, K, R)
-    if isinstance(likelihood, Categorical) and len(roots) == slope.shape[1] - 1:
+    if isinstance(likelihood, Categorical) and len(roots) == gradient.shape[1] - 1:
         # The Cholesky factor without its last, empty column: exact however small its entries.
-        square, short = matrix[:, :-1], slope[:, :-1].unsqueeze(-1)
+        square, short = matrix[:, :-1], gradient[:, :-1].unsqueeze(-1)
         return torch.linalg.solve_triangular(square, short, upper=False).squeeze(-1)
-    return (torch.linalg.pinv(matrix) @ slope.unsqueeze(-1)).squeeze(-1)
+    return (torch.linalg.pinv(matrix) @ gradient.unsqueeze(-1)).squeeze(-1)
 
 
 def _eigen(gram: Tensor) -> tuple[Tensor, Tensor]:

@@ -156,9 +156,9 @@ class SampledGP:
             targets: The targets, where the likelihood is a loss.
         """
         likelihood, f = self.posterior.model.likelihood, self.functions(x)
-        bend = torch.stack([output_hessian(likelihood, each, targets) for each in f]).mean(0)
+        hessian = torch.stack([output_hessian(likelihood, each, targets) for each in f]).mean(0)
         rows = self._deviations(f)
-        return (rows * (bend @ rows)).sum((1, 2))
+        return (rows * (hessian @ rows)).sum((1, 2))
 
     def _variance(self, values: Tensor) -> Tensor:
         return (values - values.mean(0)).square().sum(0) / self._freedom
