@@ -3,6 +3,8 @@
 A run is a network, an optimizer that averages over ranks, and a function that gives this rank its
 part of any batch of any epoch. All of the run's state is in one safetensors file, which any number
 of ranks can go on from: batches and their order depend on the seed and the epoch alone.
+
+Recipes and networks come from the package ``credo-papers``: ``pip install ./papers``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ directly has no labels and is predicted without scores. Every rank draws weights
 takes its part of each batch, read and cropped by ``--workers`` processes. Call it again to go on
 from the checkpoint, on the same or another number of ranks, also in the midst of an epoch.
 
+The network comes from the package ``credo-papers`` (``pip install ./papers`` in a checkout;
+``make`` does it).
+
 Images that can't be read are replaced (in training) or left out (in validation), and counted;
 ``--strict`` stops at the first.
 """

@@ -13,8 +13,8 @@ had and on what terms. MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 need no maki
 they are published (see `credo.data.load`).
 
 Which 1,000 letters of notMNIST and which 5,000 digits of SVHN are taken is drawn from a fixed seed
-here. The project's own runs had another draw of as many, and crops of SVHN of unknown margins:
-their verdicts don't hang on which, but numbers to the last digit do.
+here. The project's own runs had another draw of as many (and SVHN's crops may have had other
+margins), so numbers that rest on them will not agree to the last digit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,10 +100,8 @@ def notmnist(source: Path, each: int = LETTERS_EACH) -> Arrays:
     for label, letter in enumerate(LETTERS):
         files = sorted((source / letter).glob("*.png"))
         # Two files of the archive are empty; those that can't be read are passed over.
-        readable = (
-            g for f in generator.permutation(len(files)) if (g := _square(files[f])) is not None
-        )
-        taken = [image for image, _ in zip(readable, range(each), strict=False)]
+        shuffled = (_square(files[index]) for index in generator.permutation(len(files)))
+        taken = list(islice((image for image in shuffled if image is not None), each))
         if len(taken) < each:
             raise DataError(f"{source / letter} has {len(taken)} images 28×28; {each} are needed")
         images += taken
@@ -186,9 +185,8 @@ def uci(source: Path) -> Arrays:
         table = np.loadtxt(place / "data.txt")
         columns = np.loadtxt(place / "index_features.txt").astype(int)
         arrays[f"{name}_X"] = table[:, columns].astype(np.float32)
-        arrays[f"{name}_y"] = table[:, int(np.loadtxt(place / "index_target.txt"))].astype(
-            np.float32
-        )
+        target = int(np.loadtxt(place / "index_target.txt"))
+        arrays[f"{name}_y"] = table[:, target].astype(np.float32)
         for part in ("train", "test"):
             rows = [np.loadtxt(place / f"index_{part}_{split}.txt") for split in range(SPLITS)]
             arrays[f"{name}_{part}_idx"] = np.stack(rows).astype(np.int32)
