@@ -18,17 +18,16 @@ policy without exploration, on 20 new episodes.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from credo.errors import MissingExtraError
+from credo.checks import import_extra
 from credo.families import DiagGaussian
 from credo.noise import key_to_seed
 from credo.report.style import BLUE, VERMILLION, blank_figure, faint_grid, house_style, save
@@ -141,13 +140,7 @@ class _Track:
     """CartPole-v1, with policies as flat vectors."""
 
     def __init__(self) -> None:
-        try:
-            gymnasium: Any = importlib.import_module("gymnasium")
-        except ImportError as error:
-            raise MissingExtraError(
-                "this experiment plays CartPole-v1, which is in gymnasium and not installed: "
-                "pip install credo-bayes[rl]"
-            ) from error
+        gymnasium = import_extra("gymnasium", extra="rl", purpose="playing CartPole-v1")
         self._environment = gymnasium.make("CartPole-v1")
 
     def play(

@@ -141,7 +141,7 @@ def test_what_can_not_be_searched_is_refused_by_name():
 def test_without_gymnasium_the_experiment_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     experiment = policy_search_control.EXPERIMENT
-    with pytest.raises(CredoError, match=r"pip install credo-bayes\[rl\]"):
+    with pytest.raises(CredoError, match=r"pip install .credo-bayes\[rl\]"):
         experiment.run_one(experiment.presets["quick"], 0, tmp_path)
 
 

@@ -39,6 +39,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from numbers import Integral, Real
 from typing import (
     Annotated,
@@ -54,7 +55,7 @@ from typing import (
     get_type_hints,
 )
 
-from credo.errors import DataError
+from credo.errors import DataError, MissingExtraError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -160,6 +161,34 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def import_extra(module: str, extra: str, purpose: str, otherwise: str = "") -> Any:
+    """A module that only some features need, or an error that says how to install it.
+
+    Args:
+        module: Its dotted name.
+        extra: The extra of this distribution that brings it.
+        purpose: What needs it, as an error's subject.
+        otherwise: What to do without it, if there is something.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+
+    >>> import_extra("no_such_module", extra="plots", purpose="drawing")
+    Traceback (most recent call last):
+        ...
+    credo.errors.MissingExtraError: drawing needs no_such_module, which is not installed:
+    pip install "credo-bayes[plots]"
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = error.name or module
+        raise MissingExtraError(
+            f"{purpose} needs {missing}, which is not installed: "
+            f'pip install "credo-bayes[{extra}]"' + (f", or {otherwise}" if otherwise else "")
+        ) from error
 
 
 def checked(target: T) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from credo.errors import FileFormatError
 from credo.types import Json
+from credo.version import __version__
 
 FORMAT = "credo"
 
@@ -79,3 +81,14 @@ def require(path: Path, meta: Json, keys: Iterable[str]) -> list[Any]:
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The entries whose names start with the prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def environment() -> Json:
+    """Versions and machine, for the record of a run."""
+    return {
+        "credo": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, Literal, TypeAlias, get_args
 
 import joblib
 
-from credo.errors import DataError, MissingExtraError
+from credo.checks import import_extra
+from credo.errors import DataError
 
 EngineName: TypeAlias = Literal["local", "ray", "dask"]
 ENGINES: tuple[str, ...] = get_args(EngineName)
@@ -53,8 +53,8 @@ def start(engine: EngineName, jobs: int, isolated: bool) -> Iterator[Pool]:
 
 @contextmanager
 def _ray(jobs: int) -> Iterator[None]:
-    ray = _extra("ray", "ray")
-    _extra("ray.util.joblib", "ray").register_ray()
+    ray = _engine("ray", "ray")
+    _engine("ray.util.joblib", "ray").register_ray()
     ours = not ray.is_initialized()
     if ours:
         options = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(2, jobs)}
@@ -68,7 +68,7 @@ def _ray(jobs: int) -> Iterator[None]:
 
 @contextmanager
 def _dask(jobs: int) -> Iterator[None]:
-    distributed, dask = _extra("distributed", "dask"), _extra("dask", "dask")
+    distributed, dask = _engine("distributed", "dask"), _engine("dask", "dask")
     if _has_client(distributed):
         yield
         return
@@ -95,11 +95,5 @@ def _has_client(distributed: Any) -> bool:
     return True
 
 
-def _extra(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f'engine="{extra}" needs a package that is not installed ({error.name}): '
-            f"pip install 'credo-bayes[{extra}]', or use engine=\"local\""
-        ) from error
+def _engine(module: str, engine: EngineName) -> Any:
+    return import_extra(module, engine, f'engine="{engine}"', 'use engine="local"')

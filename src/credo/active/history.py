@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from credo.display import Display, Displayed
 from credo.errors import DataError
 from credo.posterior.posterior import Posterior
+from credo.report.style import blank_figure, coloured, faint_grid, house_style, save
 from credo.types import Json
 
 
@@ -102,21 +102,29 @@ def area(labels: Sequence[int], values: Sequence[float]) -> float:
 
 
 def plot(runs: Mapping[str, Sequence[History]], metric: str, path: str | Path) -> Path:
-    """Draw the band of each acquisition's seeds; the file's name says the format."""
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for name, histories in runs.items():
-        found = band(histories, metric)
-        (line,) = axes.plot(found.labels, found.mean, label=name)
-        if len(histories) > 1:
-            low, high = found.mean - found.error, found.mean + found.error
-            axes.fill_between(found.labels, low, high, color=line.get_color(), alpha=0.2)
-    axes.set(xlabel="labels", ylabel=f"test {metric}")
-    axes.legend(frameon=False)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    """Draw the band of each acquisition's seeds; the file's name says the format.
+
+    Args:
+        runs: The histories of several seeds, by what the legend calls them.
+        metric: What `History.curve` is asked for.
+        path: The file to write.
+
+    Returns:
+        The path.
+    """
+    with house_style():
+        figure = blank_figure(6, 3.8)
+        axes = figure.subplots()
+        for name, colour in coloured(runs):
+            curve = band(runs[name], metric)
+            axes.plot(curve.labels, curve.mean, label=name, color=colour)
+            if len(runs[name]) > 1:
+                low, high = curve.mean - curve.error, curve.mean + curve.error
+                axes.fill_between(curve.labels, low, high, color=colour, alpha=0.2)
+        axes.set(xlabel="labels", ylabel=f"test {metric}")
+        faint_grid(axes)
+        axes.legend()
+    return save(figure, path)
 
 
 def _of(record: Json, metric: str) -> float:

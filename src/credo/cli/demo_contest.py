@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +36,9 @@ from credo.train.progress import Bar, Reporter, progress_bar
 from credo.types import Json
 from credo.variational import VI
 from credo.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONTESTANTS: dict[str, Callable[[], Method]] = {
     "MAP": lambda: MAP(),

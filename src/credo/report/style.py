@@ -1,7 +1,8 @@
 """One look for all figures: few lines, readable sizes, colours that colour-blind readers can tell.
 
 The colours are those of Okabe and Ito (2008), "Color universal design". Figures are made without
-pyplot, so nothing here needs a display or changes matplotlib's global state.
+pyplot, so nothing here needs a display or changes matplotlib's global state. It is an extra,
+imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
+
+from credo.checks import import_extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#222222"
@@ -49,13 +53,17 @@ RULES: dict[str, Any] = {
 
 def house_style() -> AbstractContextManager[None]:
     """Matplotlib's defaults with `RULES` on top, whatever the user's own settings are."""
+    matplotlib = import_extra("matplotlib", extra="plots", purpose="drawing")
     rules: dict[Any, Any] = {**matplotlib.rcParamsDefault, **RULES, "backend": "agg"}
-    return matplotlib.rc_context(rules)
+    context: AbstractContextManager[None] = matplotlib.rc_context(rules)
+    return context
 
 
 def blank_figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches, whose parts arrange themselves without overlap."""
-    return Figure(figsize=(width, height), layout="constrained")
+    figures = import_extra("matplotlib.figure", extra="plots", purpose="drawing")
+    figure: Figure = figures.Figure(figsize=(width, height), layout="constrained")
+    return figure
 
 
 def coloured(names: Iterable[str]) -> list[tuple[str, str]]:

@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 from credo import storage
 from credo.errors import FileFormatError
-from credo.train.folder import environment
 from credo.types import Json
 
 Function = Callable[[Json, Path | None], Json]
@@ -170,7 +169,7 @@ def _run(function: Function, trial: Json, place: Path | None) -> Outcome:
             _write(place / "config.json", trial)
             _write(
                 place / "env.json",
-                {**environment(), "host": platform.node(), "process": os.getpid()},
+                {**storage.environment(), "host": platform.node(), "process": os.getpid()},
             )
             result = function(trial, place)
             _write(place / "result.json", result)

@@ -20,12 +20,12 @@ References: Bergstra and Bengio 2012 (random search); Bergstra et al. 2011 (Parz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
 
-from credo.errors import DataError, MissingExtraError
+from credo.checks import import_extra
+from credo.errors import DataError
 from credo.noise import key_to_seed
 from credo.sweep.space import Choice, Space, points_per_axis
 from credo.types import Json
@@ -73,7 +73,7 @@ class Optuna:
     """
 
     def __init__(self, space: Space, direction: str, trials: int, seed: int) -> None:
-        optuna = _optuna()
+        optuna = import_extra("optuna", "sweep", 'sampler="optuna"', 'use sampler="random"')
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.trials, self._left, self._space = trials, trials, space
         # Optuna forgets trials that failed, and would propose their neighbours again and again;
@@ -127,13 +127,3 @@ def make_sampler(
         raise DataError(f"sampler={name!r} is unknown; choose from {', '.join(SAMPLERS)}")
     generators = (torch.Generator().manual_seed(key_to_seed(seed, i)) for i in range(trials))
     return Listed([space.sample(generator) for generator in generators])
-
-
-def _optuna() -> Any:
-    try:
-        return import_module("optuna")
-    except ImportError as error:
-        raise MissingExtraError(
-            'sampler="optuna" needs a package that is not installed: pip install '
-            "'credo-bayes[sweep]', or use sampler=\"random\""
-        ) from error

@@ -47,7 +47,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from credo.checks import positive
 from credo.display import Display, Displayed
@@ -57,6 +56,7 @@ from credo.model import Model
 from credo.network.batches import to_device
 from credo.network.state import modes_kept
 from credo.noise import key_to_seed
+from credo.report.style import BLACK, BLUE, blank_figure, house_style, save
 from credo.train.feed import Feed, make_feed
 from credo.train.progress import reporter
 from credo.types import Batch
@@ -113,28 +113,25 @@ class RateRange(Displayed):
 
     def plot(self, path: str | Path) -> Path:
         """Draw loss against rate, with the suggestion marked; the file's name says the format."""
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(self.rates, self.losses, color="#0072B2")
-        for rate, style, label in (
-            (self.suggestion, "-", "suggestion"),
-            (self.steepest, "--", "steepest"),
-            (self.diverged, ":", "diverged"),
-        ):
-            if rate is not None:
-                axes.axvline(rate, color="#222222", linestyle=style, linewidth=1,
-                             label=f"{label} {rate:.2g}")  # fmt: skip
-        # What follows the divergence would press the rest of the curve flat.
-        low, start = min(self.losses), self.losses[0]
-        if start > low:
-            axes.set_ylim(low - 0.1 * (start - low), start + 1.1 * (start - low))
-        axes.set(xscale="log", xlabel="learning rate", ylabel="smoothed NLL of a batch")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-        return path
+        with house_style():
+            figure = blank_figure(6, 3.6)
+            axes = figure.subplots()
+            axes.plot(self.rates, self.losses, color=BLUE)
+            for rate, line, label in (
+                (self.suggestion, "-", "suggestion"),
+                (self.steepest, "--", "steepest"),
+                (self.diverged, ":", "diverged"),
+            ):
+                if rate is not None:
+                    text = f"{label} {rate:.2g}"
+                    axes.axvline(rate, color=BLACK, linestyle=line, linewidth=1, label=text)
+            # What follows the divergence would press the rest of the curve flat.
+            low, start = min(self.losses), self.losses[0]
+            if start > low:
+                axes.set_ylim(low - 0.1 * (start - low), start + 1.1 * (start - low))
+            axes.set(xscale="log", xlabel="learning rate", ylabel="smoothed NLL of a batch")
+            axes.legend()
+        return save(figure, path)
 
 
 def lr_range_test(

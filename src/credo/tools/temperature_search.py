@@ -9,6 +9,14 @@ from pathlib import Path
 
 from credo.display import Display, Displayed
 from credo.posterior.posterior import Posterior
+from credo.report.style import (
+    BLUE,
+    VERMILLION,
+    blank_figure,
+    faint_grid,
+    house_style,
+    save,
+)
 from credo.temperature import Balanced
 
 
@@ -105,31 +113,26 @@ class TemperatureSearch(Displayed):
 
     def plot(self, path: str | Path) -> Path:
         """A picture of NLL, and for a classifier ECE and accuracy, against the temperature."""
-        from matplotlib.figure import Figure  # a search without a picture should not wait for it
-        from matplotlib.ticker import NullFormatter
-
         panels = {"nll": "held-out NLL", "ece": "ECE", "accuracy": "accuracy"}
         shown = [key for key in panels if getattr(self.best, key) is not None]
         balanced = self.best.tau is not None
         x = [row.eta if row.tau is None else row.tau for row in self.rows]
-        figure = Figure(figsize=(3.3 * len(shown), 2.9), layout="constrained")
-        for key, axes in zip(shown, figure.subplots(1, len(shown), squeeze=False)[0], strict=True):
-            y = [getattr(row, key) for row in self.rows]
-            axes.plot(x, y, "o-", color="#0072B2", markersize=4)
-            axes.plot(
-                x[self.best_index], y[self.best_index], "o", color="#D55E00", markersize=8,
-                label=f"best NLL, {self.best.name}",
-            )  # fmt: skip
-            axes.set(xscale="log", xlabel="τ" if balanced else "η", ylabel=panels[key])
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="y", color="#D9D9D9", linewidth=0.6)
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", frameon=False)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-        return path
+        with house_style():
+            figure = blank_figure(3.3 * len(shown), 2.9)
+            grid = figure.subplots(1, len(shown), squeeze=False)[0]
+            for key, axes in zip(shown, grid, strict=True):
+                y = [getattr(row, key) for row in self.rows]
+                axes.plot(x, y, "o-", color=BLUE, markersize=4)
+                axes.plot(
+                    x[self.best_index], y[self.best_index], "o", color=VERMILLION, markersize=8,
+                    label=f"best NLL, {self.best.name}",
+                )  # fmt: skip
+                axes.set(xscale="log", xlabel="τ" if balanced else "η", ylabel=panels[key])
+                axes.xaxis.set_minor_formatter(lambda value, place: "")
+                faint_grid(axes)
+            handles, labels = figure.axes[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center")
+        return save(figure, path)
 
 
 def average(

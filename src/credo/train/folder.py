@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import credo.version
 from credo import storage
 from credo.errors import CheckpointError, FileFormatError
 from credo.types import Json
@@ -47,7 +45,7 @@ class RunFolder:
         for leftover in (self.state_path, self.best_path, self.metrics_path):
             leftover.unlink(missing_ok=True)
         self._write_json("config.json", config)
-        self._write_json("env.json", environment())
+        self._write_json("env.json", storage.environment())
         return False
 
     def checkpoint(self, tensors: dict[str, Tensor], meta: Json) -> None:
@@ -113,17 +111,6 @@ class RunFolder:
     def _write_json(self, name: str, content: Json) -> None:
         text = json.dumps(_plain(content), indent=2) + "\n"
         storage.write_atomically(self.path / name, text.encode())
-
-
-def environment() -> Json:
-    """Versions and machine, for the record."""
-    return {
-        "credo": credo.version.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def differences(stored: Any, asked: Any, where: str = "") -> list[str]:
