@@ -23,7 +23,12 @@ FORMAT = "credo"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of ``data`` or nothing: a crash leaves the old file."""
+    """All of the data or nothing: a crash leaves the old file.
+
+    Args:
+        path: The file; its folder is made.
+        data: Its whole content.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile's: its files are private, and a run folder is to be read by others.
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -39,7 +44,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Json) -> None:
-    """One safetensors file; ``meta`` travels as JSON in its header."""
+    """One safetensors file.
+
+    Args:
+        path: The file.
+        tensors: By name.
+        meta: Travels as JSON in the header.
+    """
     ready = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
     write_atomically(path, save(ready, {FORMAT: json.dumps(meta)}))
 
@@ -49,6 +60,10 @@ def read_tensors(path: Path, device: str | torch.device = "cpu") -> tuple[dict[s
 
     The header is checked against the file's size before a tensor is read, so a lying header can't
     cause a huge allocation.
+
+    Args:
+        path: The file.
+        device: Where the tensors are to be.
     """
     if not path.is_file():
         raise FileFormatError(f"{path} does not exist")
@@ -71,7 +86,13 @@ def read_tensors(path: Path, device: str | torch.device = "cpu") -> tuple[dict[s
 
 
 def require(path: Path, meta: Json, keys: Iterable[str]) -> list[Any]:
-    """Entries of the header that must be there."""
+    """Entries of the header that must be there.
+
+    Args:
+        path: The file, for the error.
+        meta: Its header.
+        keys: The entries.
+    """
     missing = [key for key in keys if key not in meta]
     if missing:
         raise FileFormatError(f"{path} lacks {missing} in its header: it is not what was expected")
@@ -79,7 +100,12 @@ def require(path: Path, meta: Json, keys: Iterable[str]) -> list[Any]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries whose names start with the prefix, without it."""
+    """The entries whose names start with the prefix, without it.
+
+    Args:
+        prefix: To look for.
+        tensors: By name.
+    """
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 

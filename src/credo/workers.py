@@ -13,28 +13,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import joblib
 
-from credo.checks import import_extra
-from credo.errors import DataError
+from credo.checks import Count, checked, import_extra
 
 EngineName: TypeAlias = Literal["local", "ray", "dask"]
-ENGINES: tuple[str, ...] = get_args(EngineName)
 
 Pool: TypeAlias = Callable[[Sequence[Any], int], list[Any]]
 """``pool(calls, at_once)``: the results of joblib's delayed calls, in order."""
 
 
+@checked
 @contextmanager
-def start(engine: EngineName, jobs: int, isolated: bool) -> Iterator[Pool]:
+def start(engine: EngineName, jobs: Count, isolated: bool) -> Iterator[Pool]:
     """A pool on this engine; what had to be started for it is stopped again.
 
-    One job at a time runs in this process, unless ``isolated`` asks for a worker that may die.
+    Args:
+        engine: "local", "ray" or "dask".
+        jobs: Calls at a time; one runs in this process, unless ``isolated``.
+        isolated: Whether one call at a time, too, gets a worker process that may die.
     """
-    if engine not in ENGINES:
-        raise DataError(f"engine={engine!r} is unknown; choose from {', '.join(ENGINES)}")
     in_this_process = engine == "local" and jobs == 1 and not isolated
     # A single worker process is something joblib does not offer: it would use this process. So
     # there are two, of which one stays idle because no more than ``at_once`` calls are handed out.

@@ -16,7 +16,7 @@ from credo.continual import (
     MultiHead,
     Naive,
     OnlineEWC,
-    Penalised,
+    RegularisedMAP,
     Replay,
     Task,
     Training,
@@ -184,7 +184,7 @@ def test_ewcs_penalty_is_the_fisher_quadratic_form_and_not_zero(structure):
     if structure == "diag":
         fisher = fisher.diagonal().diag()
     assert fisher.diagonal().sum() > 1
-    method = Penalised(regulariser=learner.regulariser(class_task("b", count=20)))
+    method = RegularisedMAP(regulariser=learner.regulariser(class_task("b", count=20)))
     state = method.init(model, 20)
     away = torch.randn(len(anchor), generator=torch.Generator().manual_seed(1)).double()
     with model.flat.writing() as vector:
@@ -230,7 +230,7 @@ def test_several_diagonal_forms_merge_into_one():
         forms.append(Quadratic(anchor, [curvature], [0.3]))
     pull = QuadraticPull(forms, 2.0)
     assert len(pull.forms) == 1
-    state = Penalised(regulariser=pull).init(model, 10)
+    state = RegularisedMAP(regulariser=pull).init(model, 10)
     state.gradient.zero_()
     pull.add_gradient(state)
     theta = model.flat.vector
@@ -279,7 +279,7 @@ def quadratic_descent(lr, steps):
     with torch.no_grad():
         model.net.weight.copy_(torch.tensor([[2.0, 1.0, -1.0, 0.5]]))
     path = PathIntegral(None, None, 1.0)
-    method = Penalised(optimizer="sgd-plain", lr=lr, regulariser=path)
+    method = RegularisedMAP(optimizer="sgd-plain", lr=lr, regulariser=path)
     start = model.mean_nll(task.train_data).item()
     state = method.init(model, task.num_data)
     curvature = task.train[0].mT @ task.train[0] / NOISE**2 / task.num_data
@@ -316,7 +316,7 @@ def test_si_adds_up_importance_and_pulls_to_the_last_weights():
     # Ω·(Δ² + ξ) is the clamped path, which is positive somewhere.
     path = learner.importance * ((anchor - start).square() + 0.2)
     assert path.sum() > 0.01
-    method = Penalised(regulariser=learner.regulariser(second))
+    method = RegularisedMAP(regulariser=learner.regulariser(second))
     state = method.init(model, 40)
     away = torch.randn(len(anchor), generator=torch.Generator().manual_seed(1)).double()
     with model.flat.writing() as vector:

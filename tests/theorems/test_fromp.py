@@ -21,7 +21,7 @@ from credo.continual.functional_penalty import (
     prediction_kernels,
     whiteners,
 )
-from credo.continual.penalised import Penalised
+from credo.continual.regularised import RegularisedMAP
 from credo.likelihoods import Bernoulli, Categorical, Gaussian
 from credo.model import Model
 
@@ -113,7 +113,7 @@ def test_the_step_follows_the_written_loss_with_its_kernels_frozen() -> None:
     gradient = torch.cat([g.flatten() for g in grads])
 
     regulariser = FunctionalRegulariser(FunctionalPenalty(anchors), temperature=10.0)
-    method = Penalised(optimizer="sgd-plain", lr=0.01, regulariser=regulariser)
+    method = RegularisedMAP(optimizer="sgd-plain", lr=0.01, regulariser=regulariser)
     state = method.init(model, num_data=7)
     method.update(state, batch)
     taken = (before - model.flat.vector) / 0.01
@@ -211,7 +211,7 @@ def test_with_all_data_remembered_a_linear_model_keeps_to_bayes_rule() -> None:
     torch.testing.assert_close(learner.curvature, grams[0].diagonal(), rtol=1e-12, atol=1e-12)
 
     regulariser = learner.regulariser(task)
-    method = Penalised(optimizer="sgd-plain", lr=1.0, regulariser=regulariser)
+    method = RegularisedMAP(optimizer="sgd-plain", lr=1.0, regulariser=regulariser)
     with model.flat.writing() as vector:
         vector.copy_(both)
     state = method.init(model, num_data=8)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Annotated, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -41,6 +41,7 @@ from torch import Generator, Tensor
 from credo.active import determinant, scores
 from credo.active.batchbald import batch_bald
 from credo.autodiff.jacobians import Jacobians
+from credo.checks import Count, Range, checked
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, Empirical, Gaussian
 from credo.functionspace import memorable
@@ -55,6 +56,9 @@ Name: TypeAlias = Literal[
     "random", "entropy", "relevance", "bald", "variance", "leverage", "batch_bald", "determinant"
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
+ScoreName: TypeAlias = Literal["entropy", "relevance", "bald", "variance", "leverage"]
+Several: TypeAlias = Annotated[int, Range(2)]
+"""One sample never disagrees with itself."""
 SCORES: dict[str, Callable[[Predictive], Tensor]] = {
     "entropy": scores.entropy,
     "relevance": scores.relevance,
@@ -75,7 +79,17 @@ class Acquisition(Protocol):
     def choose(
         self, posterior: Posterior, inputs: Inputs, count: int, generator: Generator
     ) -> Tensor:
-        """Rows of the chosen examples, int64 (count,), no row twice, the most wanted first."""
+        """Choose examples, the most wanted first.
+
+        Args:
+            posterior: What is known of the weights so far.
+            inputs: Those that may be chosen.
+            count: How many to choose.
+            generator: Of all random numbers.
+
+        Returns:
+            Rows of the chosen examples, int64 (count,), no row twice.
+        """
         ...
 
     def config(self) -> Json:
@@ -101,20 +115,27 @@ class Random:
         return {"type": "random"}
 
 
+@checked
 @dataclass(frozen=True)
 class TopScores:
-    """The examples with the largest score; ``samples`` are the draws that the score averages."""
+    """The examples with the largest score.
 
-    score: Name
-    samples: int = 64
+    Args:
+        score: Which one: a name of the table above that says "top n".
+        samples: Draws of the weights that the score averages over.
+    """
 
-    def __post_init__(self) -> None:
-        if self.score not in (*SCORES, "leverage"):
-            raise DataError(f"score={self.score!r} must be one of {[*SCORES, 'leverage']}")
-        _check_samples(self.samples)
+    score: ScoreName
+    samples: Several = 64
 
     def scores(self, posterior: Posterior, inputs: Inputs, generator: Generator) -> Tensor:
-        """(B,)."""
+        """The score of every example, (B,).
+
+        Args:
+            posterior: What is known of the weights so far.
+            inputs: The examples.
+            generator: Of the draws.
+        """
         check(self.score, posterior)
         if self.score == "leverage":
             return _leverages(posterior, inputs)
@@ -139,7 +160,11 @@ class TopScores:
 
 @dataclass(frozen=True)
 class ByFunction:
-    """The examples with the largest value of a user's own function."""
+    """The examples with the largest value of a user's own function.
+
+    Args:
+        function: From posterior and inputs to scores (B,).
+    """
 
     function: Callable[[Posterior, Inputs], Tensor]
 
@@ -160,17 +185,18 @@ class ByFunction:
         return {"type": getattr(self.function, "__qualname__", type(self.function).__name__)}
 
 
+@checked
 @dataclass(frozen=True)
 class BatchBALD:
-    """`batch_bald` on joint draws: of weights, or of the linearised network for Laplace."""
+    """`batch_bald` on joint draws: of weights, or of the linearised network for Laplace.
 
-    samples: int = 128
-    outcomes: int = 500
+    Args:
+        samples: Joint draws of the weights; no batch can be worth more than ln of it.
+        outcomes: How many outcomes of the labels so far the expectation runs over.
+    """
 
-    def __post_init__(self) -> None:
-        _check_samples(self.samples)
-        if self.outcomes < 1:
-            raise DataError(f"outcomes={self.outcomes} must be at least 1")
+    samples: Several = 128
+    outcomes: Count = 500
 
     def choose(
         self, posterior: Posterior, inputs: Inputs, count: int, generator: Generator
@@ -186,19 +212,19 @@ class BatchBALD:
         return {"type": "batch_bald", **asdict(self)}
 
 
+@checked
 @dataclass(frozen=True)
 class Determinant:
-    """`greedy_determinant` among the ``candidates`` examples with the largest leverage.
+    """`greedy_determinant` among the examples with the largest leverage.
 
     Every further example of the batch takes a pass over the candidates, cheap where their Jacobians
-    fit into memory; None makes all examples candidates.
+    fit into memory.
+
+    Args:
+        candidates: How many examples are looked at; None makes all of them candidates.
     """
 
-    candidates: int | None = 1000
-
-    def __post_init__(self) -> None:
-        if self.candidates is not None and self.candidates < 1:
-            raise DataError(f"candidates={self.candidates} must be at least 1, or None")
+    candidates: Count | None = 1000
 
     def choose(
         self, posterior: Posterior, inputs: Inputs, count: int, generator: Generator
@@ -219,7 +245,12 @@ class Determinant:
 
 
 def find(acquisition: AcquisitionSpec) -> Acquisition:
-    """The acquisition of this name; one of the caller's own is taken as it is."""
+    """The acquisition of this name; one of the caller's own is taken as it is.
+
+    Args:
+        acquisition: A name, an object with ``choose``, or a function from posterior and inputs to
+            scores.
+    """
     if isinstance(acquisition, str):
         if acquisition not in NAMES:
             raise DataError(f"acquisition={acquisition!r} must be one of {', '.join(NAMES)}")
@@ -239,7 +270,12 @@ def find(acquisition: AcquisitionSpec) -> Acquisition:
 
 
 def largest(values: Tensor, count: int, generator: Generator) -> Tensor:
-    """Rows of the ``count`` largest values, the largest first; equal ones in random order.
+    """Rows of the largest values, the largest first; equal ones in random order.
+
+    Args:
+        values: One for each example.
+        count: How many rows.
+        generator: Of the order of equal values.
 
     >>> largest(torch.tensor([1.0, 3.0, 2.0]), 2, torch.Generator())
     tensor([1, 2])
@@ -255,7 +291,12 @@ def largest(values: Tensor, count: int, generator: Generator) -> Tensor:
 
 
 def check(name: Name, posterior: Posterior) -> None:
-    """Raise `UnsupportedError` if this acquisition means nothing for this posterior."""
+    """Raise `UnsupportedError` if this acquisition means nothing for this posterior.
+
+    Args:
+        name: The acquisition.
+        posterior: What is known of the weights so far.
+    """
     kind, q = posterior.model.likelihood.kind, posterior.q
     if name in NEEDS_CLASSES and kind != "classification":
         raise UnsupportedError(
@@ -294,6 +335,12 @@ def joint_outputs(
 
     ``predict`` of a linearised network draws each example's outputs by themselves, which is right
     for one label and no help for the labels of a batch together.
+
+    Args:
+        posterior: What is known of the weights so far.
+        inputs: The examples.
+        samples: How many networks are drawn.
+        generator: Of the draws.
     """
     if posterior.predicts != "linearised":
         draws = _draws(posterior, samples)
@@ -343,8 +390,3 @@ def _class_probs(pred: Predictive) -> Tensor:
 def _draws(posterior: Posterior, samples: int) -> int:
     """Every member of a small bag once, else as many draws as asked for."""
     return min(samples, len(posterior.q)) if isinstance(posterior.q, Empirical) else samples
-
-
-def _check_samples(samples: int) -> None:
-    if samples < 2:
-        raise DataError(f"samples={samples} must be at least 2: one never disagrees with itself")

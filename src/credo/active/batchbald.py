@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from credo.checks import Count, checked
 from credo.errors import DataError
 
 MAX_NUMBERS = 2**24
@@ -56,20 +57,27 @@ class _Outcomes:
         return self.log_joint.softmax(0)
 
 
+@checked
 def batch_bald(
     sample_probs: Tensor,
     count: int,
-    outcomes: int = 500,
+    outcomes: Count = 500,
     generator: Generator | None = None,
 ) -> tuple[list[int], list[float]]:
-    """Rows of the chosen examples, best first, and what each adds, in nats."""
+    """Rows of the chosen examples, best first, and what each adds, in nats.
+
+    Args:
+        sample_probs: Class probabilities of joint draws, (S, B, C).
+        count: How many to choose.
+        outcomes: Up to so many outcomes of the chosen labels are listed; beyond it so many are
+            drawn.
+        generator: Of the drawn outcomes.
+    """
     if sample_probs.dim() != 3 or not 1 <= count <= sample_probs.shape[1]:
         raise DataError(
             f"batch_bald takes probabilities (S, B, C) and 1 to B examples, but it was given "
             f"{tuple(sample_probs.shape)} and count={count}"
         )
-    if outcomes < 1:
-        raise DataError(f"outcomes={outcomes} must be at least 1")
     probs = sample_probs.detach()
     entropies = torch.special.entr(probs).sum(-1)
     start = probs.new_zeros(len(probs), 1)

@@ -49,7 +49,10 @@ def greedy_determinant(
 ) -> tuple[list[int], list[float]]:
     """Rows of the chosen examples, best first, and what each adds, in nats.
 
-    ``own`` (B, R, R) is K_ii of every example, ``cross(j)`` (B, R, R) its K_ij with example j.
+    Args:
+        own: K_ii of every example, (B, R, R).
+        cross: From an example j to K_ij of every i with it, (B, R, R).
+        count: How many to choose.
     """
     if not 1 <= count <= len(own):
         raise DataError(f"count={count} must be between 1 and the {len(own)} examples there are")
@@ -77,7 +80,13 @@ def greedy_determinant(
 
 
 def choose(posterior: Posterior, inputs: Inputs, count: int) -> tuple[list[int], list[float]]:
-    """`greedy_determinant` for the kernel of a Gaussian posterior."""
+    """`greedy_determinant` for the kernel of a Gaussian posterior.
+
+    Args:
+        posterior: What is known of the weights so far.
+        inputs: Those that may be chosen.
+        count: How many to choose.
+    """
     with posterior.in_network() as flat:
         kernel = _Kernel(posterior, flat, inputs)
         with torch.no_grad():

@@ -19,6 +19,11 @@ def evaluate(posterior: Posterior, data: Any, samples: int) -> dict[str, float]:
     """Accuracy, NLL and ECE of a classifier, RMSE and NLL of a regression; nothing without data.
 
     NLL is −log p(y) of the predictive distribution, averaged over examples.
+
+    Args:
+        posterior: What predicts.
+        data: What `credo.fit` takes, or None.
+        samples: Draws of the weights for each prediction.
     """
     if data is None:
         return {}

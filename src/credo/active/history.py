@@ -19,11 +19,15 @@ from credo.types import Json
 
 @dataclass(frozen=True, repr=False)
 class History(Displayed):
-    """``indices`` into the pool in the order they were asked for, with their ``labels``.
+    """What was asked for and what it was good for.
 
-    ``rounds`` has a record for each training: ``labels``, how many there were; ``asked``, the new
-    indices; the test scores; ``seconds``. ``posterior`` is the last one. ``exhausted`` says that
-    the pool was empty before the last round.
+    Args:
+        indices: Into the pool, in the order in which they were asked for.
+        labels: Their labels.
+        rounds: A record for each training: ``labels``, how many there were; ``asked``, the new
+            indices; the test ``scores``; ``seconds``.
+        posterior: The last one.
+        exhausted: Whether the pool was empty before the last round.
     """
 
     indices: Tensor
@@ -35,7 +39,8 @@ class History(Displayed):
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Numbers of labels, and the metric after each training.
 
-        Classification has "accuracy", "nll" and "ece", regression "rmse" and "nll".
+        Args:
+            metric: Classification has "accuracy", "nll" and "ece", regression "rmse" and "nll".
         """
         return [r["labels"] for r in self.rounds], [_of(r, metric) for r in self.rounds]
 
@@ -44,6 +49,9 @@ class History(Displayed):
 
         One number for a whole curve: a learner that is good early is better than one that is good
         at the end only.
+
+        Args:
+            metric: What `curve` is asked for.
         """
         return area(*self.curve(metric))
 
@@ -64,7 +72,13 @@ class History(Displayed):
 
 @dataclass(frozen=True)
 class Band:
-    """The mean of several curves and its standard error (NaN for a single one), over labels."""
+    """The mean of several curves and its standard error.
+
+    Args:
+        labels: Numbers of labels, (T,).
+        mean: Of the curves, (T,).
+        error: Standard error of the mean, (T,); NaN for a single curve.
+    """
 
     labels: NDArray[np.int64]
     mean: NDArray[np.float64]
@@ -72,7 +86,12 @@ class Band:
 
 
 def band(histories: Sequence[History], metric: str) -> Band:
-    """The curve of several seeds, as far as all of them reach."""
+    """The curve of several seeds, as far as all of them reach.
+
+    Args:
+        histories: Of several seeds.
+        metric: What `History.curve` is asked for.
+    """
     if not histories:
         raise DataError("band needs at least one history")
     curves = [history.curve(metric) for history in histories]
@@ -92,6 +111,10 @@ def band(histories: Sequence[History], metric: str) -> Band:
 
 def area(labels: Sequence[int], values: Sequence[float]) -> float:
     """The area under a curve by trapezoids, divided by its width; one point is its own mean.
+
+    Args:
+        labels: Where the curve has points, rising.
+        values: Its height there.
 
     >>> area([0, 10, 30], [0.0, 1.0, 1.0])
     0.8333333333333334

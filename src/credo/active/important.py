@@ -31,8 +31,8 @@ them are those that are ambiguous or wrongly labelled, whose tr Λ no training b
 belongs to all data: fit it afterwards, on the data themselves. With worker processes the loader
 reads ahead of training, and the choice is made by older weights.
 
-Reference: document 004, "Active deep learning: select important examples while training with Adam"
-(a picture without numbers).
+Reference: Khan, "Deep learning with Bayesian principles", tutorial, 2019, where active deep
+learning selects important examples while training with Adam (a picture without numbers).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 from credo.active.acquisitions import largest
-from credo.errors import DataError, UnsupportedError
+from credo.checks import Count, Share, checked
+from credo.errors import UnsupportedError
 from credo.functionspace import most_memorable
 from credo.likelihoods.base import Classification
 from credo.likelihoods.curvature import output_hessian_trace
@@ -59,7 +60,12 @@ SCORED_AT_ONCE = 1024
 
 
 def most_relevant(outputs: Tensor, likelihood: Likelihood, count: int) -> Tensor:
-    """Rows of the ``count`` examples with the largest tr Λ, the largest first.
+    """Rows of the examples with the largest tr Λ, the largest first.
+
+    Args:
+        outputs: Of the network, (B, C).
+        likelihood: A classifier's.
+        count: How many rows.
 
     >>> from credo.likelihoods import Categorical
     >>> most_relevant(torch.tensor([[5.0, 0.0], [0.0, 0.0], [1.0, 0.0]]), Categorical(), 2)
@@ -69,12 +75,21 @@ def most_relevant(outputs: Tensor, likelihood: Likelihood, count: int) -> Tensor
     return most_memorable(output_hessian_trace(likelihood, outputs), count)
 
 
+@checked
 class ImportantBatches(Sampler[list[int]]):
     """Batches of example numbers: the most relevant of each candidate pool.
 
-    ``inputs`` are those of the data set that the loader reads, in its order. ``share`` of each
-    batch is chosen by tr Λ, the rest at random from the same pool; ``share=0`` is uniform sampling
-    with the same number of steps. ``last`` has the numbers of the latest batch.
+    ``last`` has the numbers of the latest batch.
+
+    Args:
+        net: The network in training; it is asked at its present weights.
+        likelihood: A classifier's.
+        inputs: Those of the data set that the loader reads, in its order.
+        batch_size: Examples of a batch.
+        pool: Candidates for each example of a batch.
+        share: Of each batch so much is chosen by tr Λ, the rest at random from the same pool; 0 is
+            uniform sampling with the same number of steps.
+        seed: Of the permutations.
     """
 
     def __init__(
@@ -82,16 +97,11 @@ class ImportantBatches(Sampler[list[int]]):
         net: nn.Module,
         likelihood: Likelihood,
         inputs: Inputs | Any,
-        batch_size: int = 128,
-        pool: int = 4,
-        share: float = 1.0,
+        batch_size: Count = 128,
+        pool: Count = 4,
+        share: Share = 1.0,
         seed: int = 0,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("pool", pool)):
-            if value < 1:
-                raise DataError(f"{name}={value} must be at least 1")
-        if not 0 <= share <= 1:
-            raise DataError(f"share={share} must be between 0 and 1")
         _refuse_unless_classes(likelihood)
         # A Model only to call the network as fit does, whatever the inputs are.
         self._model = Model(net, likelihood)

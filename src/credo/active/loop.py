@@ -45,6 +45,7 @@ from credo.active.acquisitions import Acquisition, AcquisitionSpec
 from credo.active.evaluation import evaluate
 from credo.active.history import History
 from credo.active.record import NetworkState, Record, Shelf, fingerprint
+from credo.checks import Count, Index, checked
 from credo.errors import DataError
 from credo.method import Method
 from credo.model import Model
@@ -64,6 +65,7 @@ Oracle: TypeAlias = Callable[[Any], Any]
 _START, _CHOICE, _WEIGHTS, _TRAINING = range(4)
 
 
+@checked
 def learn(
     model: Model | Callable[[], Model],
     method: Method,
@@ -72,18 +74,18 @@ def learn(
     acquisition: AcquisitionSpec = "bald",
     *,
     start: int | Sequence[int] = 20,
-    per_round: int = 10,
-    rounds: int = 10,
+    per_round: Count = 10,
+    rounds: Index = 10,
     ask: Literal["indices", "inputs"] = "indices",
-    candidates: int | None = None,
+    candidates: Count | None = None,
     warm_start: bool = False,
     epochs: int | Callable[[int], int] | None = None,
-    batch_size: int = 32,
+    batch_size: Count = 32,
     schedule: ScheduleSpec = "constant",
     keep: Literal["last", "best"] = "last",
     val_data: Any = None,
     test_data: Any = None,
-    prediction_samples: int = 64,
+    prediction_samples: Count = 64,
     seed: int = 0,
     folder: str | Path | None = None,
     resume: bool = True,
@@ -91,26 +93,41 @@ def learn(
 ) -> History:
     """Learn from a pool of inputs whose labels have to be asked for.
 
-    Every round starts from the same weights, those the network has now, or with ``warm_start`` from
-    those of the round before. A ``model`` that is a function is called for a new network in each
-    round, with torch's seed set; with ``warm_start`` once.
-
-    ``epochs`` may be a function of the number of labels, such as ``lambda n: 5000 // n`` for about
-    the same number of steps whatever there is to learn from. ``candidates``: score only so many
-    examples of the pool, drawn anew in each round. ``test_data`` is scored after each training, by
-    ``prediction_samples`` draws, and only reported; ``val_data`` and ``keep`` are `credo.fit`'s.
-
     When the pool has fewer than ``per_round`` examples left they are all asked for, and the run
     ends early. A run in a ``folder`` can be prolonged by calling it with more ``rounds``.
+
+    Args:
+        model: Every round starts from the weights that its network has now. A function is called
+            for a new model in each round, with torch's seed set; with ``warm_start`` once.
+        method: Anything that `credo.fit` takes.
+        pool_inputs: A tensor, an array, or a mapping or tuple of them.
+        oracle: From pool indices (n,), or with ``ask="inputs"`` from the inputs themselves, to n
+            labels.
+        acquisition: What is asked for: a name, an object or a function; see
+            `credo.active.acquisitions`.
+        start: How many labels to begin with, drawn uniformly, or which ones.
+        per_round: Labels asked for at a time.
+        rounds: How often, after the start.
+        ask: Whether the oracle is given "indices" or "inputs".
+        candidates: Score only so many examples of the pool, drawn anew in each round.
+        warm_start: Whether a round starts from the weights of the one before.
+        epochs: Of each training; a function of the number of labels, such as ``lambda n: 5000 //
+            n``, makes about the same number of steps whatever there is to learn from.
+        batch_size: That of `credo.fit`.
+        schedule: That of `credo.fit`.
+        keep: That of `credo.fit`.
+        val_data: That of `credo.fit`.
+        test_data: Scored after each training, and only reported.
+        prediction_samples: Draws of the weights by which it is scored.
+        seed: Of the start, the choices and the trainings.
+        folder: Where questions, answers and trainings are kept.
+        resume: Whether to go on from what the folder holds.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        Which labels were asked for, and the scores after each round.
     """
     inputs = as_inputs(pool_inputs)
-    for name, value in (("per_round", per_round), ("candidates", candidates)):
-        if value is not None and value < 1:
-            raise DataError(f"{name}={value} must be at least 1")
-    if rounds < 0:
-        raise DataError(f"rounds={rounds} must be 0 or more")
-    if ask not in ("indices", "inputs"):
-        raise DataError(f'ask={ask!r} must be "indices" or "inputs"')
     first = _first_question(start, number_of_examples(inputs), seed)
     rule = acquisitions.find(acquisition)
     networks = _Networks(model, warm_start, seed)

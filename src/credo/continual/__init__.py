@@ -3,10 +3,10 @@
 from credo.continual.baselines import Joint, Naive, Replay
 from credo.continual.ewc import EWC, KroneckerLaplace, OnlineEWC
 from credo.continual.fromp import FROMP
-from credo.continual.heads import MaskedHead, MultiHead
-from credo.continual.learner import Learner, PenalisedLearner, Training
+from credo.continual.heads import MultiHead
+from credo.continual.learner import Learner, RegularisedLearner, Training
 from credo.continual.natural_vcl import NaturalVCL
-from credo.continual.penalised import Penalised, Regulariser
+from credo.continual.regularised import RegularisedMAP, Regulariser
 from credo.continual.report import Report, run
 from credo.continual.si import SI
 from credo.continual.streams import permuted, rotated, sequence, split
@@ -21,13 +21,12 @@ __all__ = [
     "Joint",
     "KroneckerLaplace",
     "Learner",
-    "MaskedHead",
     "MultiHead",
     "Naive",
     "NaturalVCL",
     "OnlineEWC",
-    "Penalised",
-    "PenalisedLearner",
+    "RegularisedLearner",
+    "RegularisedMAP",
     "Regulariser",
     "Replay",
     "Report",

@@ -18,16 +18,15 @@ class (``choice="balanced"``) or as they come (``"random"``); each step sees ``b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import positive
-from credo.continual.learner import PenalisedLearner, Training
-from credo.continual.penalised import Regulariser
+from credo.checks import Count, Positive, checked
+from credo.continual.learner import RegularisedLearner, Training
+from credo.continual.regularised import Regulariser
 from credo.continual.tasks import Task
-from credo.errors import DataError
 from credo.map import MAPState
 from credo.model import Model
 from credo.network.batches import batch_rows, joined
@@ -37,12 +36,17 @@ from credo.types import Batch, Json
 Choice = Literal["balanced", "random"]
 
 
-class Naive(PenalisedLearner):
+class Naive(RegularisedLearner):
     """Fine-tuning on every new task, without a thought for the old ones."""
 
 
-class Joint(PenalisedLearner):
-    """Training on all tasks so far together, each time from the weights the network began with."""
+class Joint(RegularisedLearner):
+    """Training on all tasks so far together, each time from the weights the network began with.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+    """
 
     def __init__(self, model: Model, training: Training | None = None) -> None:
         super().__init__(model, training)
@@ -73,23 +77,28 @@ class Joint(PenalisedLearner):
         self._batches = _unpacked(tensors, self.model)
 
 
-class Replay(PenalisedLearner):
-    """Fine-tuning with remembered examples of the old tasks beside the new ones."""
+@checked
+class Replay(RegularisedLearner):
+    """Fine-tuning with remembered examples of the old tasks beside the new ones.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        size: Examples remembered of each task.
+        weight: Of their loss beside the new task's.
+        choice: "balanced", the same number of each class, or "random", as they come.
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        size: int = 200,
-        weight: float = 1.0,
+        size: Count = 200,
+        weight: Positive = 1.0,
         choice: Choice = "balanced",
     ) -> None:
         super().__init__(model, training)
-        positive("size", size)
-        positive("weight", weight)
-        if choice not in get_args(Choice):
-            raise DataError(f"choice={choice!r} must be one of {get_args(Choice)}")
         self.size, self.weight, self.choice = size, weight, choice
         self._batches: list[Batch] = []
 
@@ -120,7 +129,14 @@ class Replay(PenalisedLearner):
 
 
 class Remembered(Regulariser):
-    """R = weight · mean NLL of a few remembered examples, others at every step."""
+    """R = weight · mean NLL of a few remembered examples, others at every step.
+
+    Args:
+        memory: All remembered examples.
+        weight: Of their loss.
+        batch_size: Examples of them in a step.
+        seed: Of the choice in each step.
+    """
 
     def __init__(self, memory: Batch, weight: float, batch_size: int, seed: int) -> None:
         self.memory, self.weight, self.batch_size, self.seed = memory, weight, batch_size, seed
@@ -147,7 +163,13 @@ class Remembered(Regulariser):
 def chosen_rows(
     targets: Tensor, count: int, choice: Choice, generator: Generator | None = None
 ) -> Tensor:
-    """Rows of a random choice of ``count`` examples, balanced over integer labels or not.
+    """Rows of a random choice of examples, balanced over integer labels or not.
+
+    Args:
+        targets: Of all examples.
+        count: How many rows.
+        choice: "balanced" or "random".
+        generator: Of the choice.
 
     >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
     >>> rows = chosen_rows(labels, 4, "balanced", torch.Generator().manual_seed(0))

@@ -20,13 +20,13 @@ centre is at most twice the smallest possible.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
+from credo.checks import checked
 from credo.continual.baselines import chosen_rows
-from credo.errors import DataError
 from credo.functionspace import most_memorable, most_memorable_per_class, relevance
 from credo.model import Model
 from credo.network.batches import batch_rows, parts_of
@@ -35,11 +35,19 @@ from credo.types import Batch
 Choice: TypeAlias = Literal["relevance", "balanced", "random", "k-centre"]
 
 
+@checked
 def choose(
     choice: Choice, model: Model, data: Batch, count: int, generator: Generator | None = None
 ) -> Tensor:
-    """The rows of the examples that are kept: ``count`` of them, or all where there are fewer."""
-    check_choice(choice)
+    """The rows of the examples that are kept, or all where there are fewer.
+
+    Args:
+        choice: The rule; see the table above.
+        model: As it stands after the task.
+        data: The task's examples.
+        count: How many are kept.
+        generator: Of random choices.
+    """
     inputs, targets = data
     if choice == "relevance":
         scores = relevance(model, data, progress=False)
@@ -54,16 +62,17 @@ def choose(
     return chosen_rows(targets, count, choice, generator)
 
 
-def check_choice(choice: str) -> None:
-    """Refuse what is no rule."""
-    if choice not in get_args(Choice):
-        raise DataError(f"choice={choice!r} must be one of {get_args(Choice)}")
-
-
 def k_centres(
     inputs: Tensor, count: int, generator: Generator | None = None, first: int | None = None
 ) -> Tensor:
-    """Rows of inputs (N, …), each the farthest from those before it; the first is a random one."""
+    """Rows of inputs (N, …), each the farthest from those before it; the first is a random one.
+
+    Args:
+        inputs: (N, …).
+        count: How many rows.
+        generator: Of the first row.
+        first: The first row, if it is not to be a random one.
+    """
     points = inputs.flatten(1)
     if first is None:
         first = int(torch.randint(len(points), (), generator=generator))
@@ -79,6 +88,10 @@ def k_centres(
 
 def divided(data: Batch, rows: Tensor) -> tuple[Batch, Batch]:
     """The examples of these rows, and all others in their order.
+
+    Args:
+        data: Inputs and targets.
+        rows: The examples that come first.
 
     >>> kept, rest = divided((torch.arange(4.0), torch.arange(4)), torch.tensor([2]))
     >>> kept[1].tolist(), rest[1].tolist()

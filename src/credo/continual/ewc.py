@@ -48,17 +48,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from credo.checks import positive
-from credo.continual.learner import PenalisedLearner, Training
-from credo.continual.penalised import Regulariser
+from credo.checks import Count, Positive, Share, checked
+from credo.continual.learner import RegularisedLearner, Training
 from credo.continual.quadratic import STRUCTURES, Quadratic, QuadraticPull
+from credo.continual.regularised import Regulariser
 from credo.continual.tasks import Task
-from credo.errors import DataError, UnsupportedError
+from credo.errors import UnsupportedError
 from credo.laplace.checks import needed_bytes
 from credo.laplace.data_pass import DataPass
 from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature
@@ -76,27 +76,31 @@ MAX_MEMORY = 4e9
 """Bytes that one task's Fisher information may take."""
 
 
-class EWC(PenalisedLearner):
-    """A quadratic form of the Fisher information for each task that is over."""
+@checked
+class EWC(RegularisedLearner):
+    """A quadratic form of the Fisher information for each task that is over.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        strength: λ: how much the old tasks count; 1 is Bayes' rule.
+        structure: What is kept of F: "diag", "kron" or "full".
+        curvature: "ggn", the exact Fisher information; "fisher", from drawn labels; or "empirical",
+            from the data's own.
+        samples: Labels drawn for each example by "fisher".
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        strength: float = 1.0,
+        strength: Positive = 1.0,
         structure: Structure = "diag",
         curvature: FisherKind = "ggn",
-        samples: int = 1,
+        samples: Count = 1,
     ) -> None:
         super().__init__(model, training)
-        positive("strength", strength)
-        positive("samples", samples)
-        for name, value, allowed in (
-            ("structure", structure, Structure), ("curvature", curvature, FisherKind)
-        ):  # fmt: skip
-            if value not in get_args(allowed):
-                raise DataError(f"{name}={value!r} must be one of {get_args(allowed)}")
         self.strength, self.structure = strength, structure
         self.curvature, self.samples = curvature, samples
         self.forms: list[Quadratic] = []
@@ -112,7 +116,11 @@ class EWC(PenalisedLearner):
         self.forms.append(Quadratic(self._weights(), [self.fisher(task)]))
 
     def fisher(self, task: Task) -> DataCurvature:
-        """F, summed over the task's training data at the present weights."""
+        """F, summed over the task's training data at the present weights.
+
+        Args:
+            task: Whose training data are gone through.
+        """
         model, seed = self.model, key_to_seed(self.seed, 5)
         segments, like = model.random.segments, model.flat.vector
         needed = needed_bytes(self.structure, segments, like.element_size(), rank=0)
@@ -170,19 +178,32 @@ class EWC(PenalisedLearner):
         return self.model.random.read(self.model.flat.vector)
 
 
+@checked
 class OnlineEWC(EWC):
-    """One quadratic form around the last weights, for all tasks that are over."""
+    """One quadratic form around the last weights, for all tasks that are over.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        strength: λ: how much the old tasks count; 1 is Bayes' rule.
+        decay: γ: the share of F̃ that the next task leaves, from 0 (only the last task counts) to 1
+            (all alike).
+        structure: What is kept of F: "diag", "kron" or "full".
+        curvature: "ggn", the exact Fisher information; "fisher", from drawn labels; or "empirical",
+            from the data's own.
+        samples: Labels drawn for each example by "fisher".
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        strength: float = 1.0,
-        decay: float = 1.0,
+        strength: Positive = 1.0,
+        decay: Share = 1.0,
         structure: Structure = "diag",
         curvature: FisherKind = "ggn",
-        samples: int = 1,
+        samples: Count = 1,
     ) -> None:
         super().__init__(
             model,
@@ -192,10 +213,6 @@ class OnlineEWC(EWC):
             curvature=curvature,
             samples=samples,
         )
-        if not 0 <= decay <= 1:
-            raise DataError(
-                f"decay={decay} must lie between 0 (only the last task counts) and 1 (all alike)"
-            )
         self.decay = decay
 
     def prior_weight(self, task: Task) -> float:
@@ -230,18 +247,30 @@ class OnlineEWC(EWC):
         return self.training.temperature * prior.precision.expand_as(self._weights()).clone()
 
 
+@checked
 class KroneckerLaplace(OnlineEWC):
-    """Laplace's approximation with Kronecker factors of every layer, task after task."""
+    """Laplace's approximation with Kronecker factors of every layer, task after task.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        strength: λ: how much the old tasks count; 1 is Bayes' rule.
+        decay: γ: the share of F̃ that the next task leaves, from 0 (only the last task counts) to 1
+            (all alike).
+        curvature: "ggn", the exact Fisher information; "fisher", from drawn labels; or "empirical",
+            from the data's own.
+        samples: Labels drawn for each example by "fisher".
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        strength: float = 1.0,
-        decay: float = 1.0,
+        strength: Positive = 1.0,
+        decay: Share = 1.0,
         curvature: FisherKind = "ggn",
-        samples: int = 1,
+        samples: Count = 1,
     ) -> None:
         super().__init__(
             model,

@@ -57,23 +57,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from credo.checks import positive
-from credo.continual.coreset import Choice, check_choice, choose, divided
+from credo.checks import Count, Positive, checked
+from credo.continual.coreset import Choice, choose, divided
 from credo.continual.functional_penalty import (
     Anchor,
     FunctionalPenalty,
     prediction_kernels,
     whiteners,
 )
-from credo.continual.learner import PenalisedLearner, Training
-from credo.continual.penalised import Regulariser
+from credo.continual.learner import RegularisedLearner, Training
+from credo.continual.regularised import Regulariser
 from credo.continual.tasks import Task
-from credo.errors import DataError
 from credo.laplace.data_pass import DataPass
 from credo.laplace.structures import DiagonalCurvature
 from credo.map import MAPState
@@ -85,30 +84,37 @@ from credo.types import Batch, Inputs, Json, Vector
 Kernel: TypeAlias = Literal["posterior", "identity"]
 
 
-class FROMP(PenalisedLearner):
-    """Fine-tuning that keeps its predictions at memorable examples of the old tasks."""
+@checked
+class FROMP(RegularisedLearner):
+    """Fine-tuning that keeps its predictions at memorable examples of the old tasks.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        size: Examples remembered of each task.
+        temperature: τ: the weight of the old tasks beside the mean loss.
+        prior_precision: δ: precision of the first prior.
+        jitter: ε: added to the kernels' diagonal.
+        kernel: "posterior", or "identity" for the L2 variant.
+        choice: Which examples: "relevance", "balanced", "random" or "k-centre".
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        size: int = 40,
-        temperature: float = 10.0,
-        prior_precision: float = 1e-3,
-        jitter: float = 1e-6,
+        size: Count = 40,
+        temperature: Positive = 10.0,
+        prior_precision: Positive = 1e-3,
+        jitter: Positive = 1e-6,
         kernel: Kernel = "posterior",
         choice: Choice = "relevance",
     ) -> None:
         super().__init__(model, training)
-        positive("size", size)
-        if kernel not in get_args(Kernel):
-            raise DataError(f"kernel={kernel!r} must be one of {get_args(Kernel)}")
-        check_choice(choice)
         self.size, self.kernel, self.choice = size, kernel, choice
-        self.temperature = positive("temperature", temperature)
-        self.prior_precision = positive("prior_precision", prior_precision)
-        self.jitter = positive("jitter", jitter)
+        self.temperature, self.prior_precision = float(temperature), float(prior_precision)
+        self.jitter = float(jitter)
         self.curvature: Vector = torch.zeros(model.random.size).to(model.flat.vector)
         """F, (P,)."""
         self.memory: list[Inputs] = []

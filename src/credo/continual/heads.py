@@ -1,6 +1,6 @@
-"""Networks with several heads: a body that all tasks share, and outputs of its own for each task.
+"""A network with several heads: a body that all tasks share, outputs of its own for each task.
 
-Both are called as ``net(x, heads)`` with a head for each example, (B,): which is what `Task.inputs`
+It is called as ``net(x, heads)`` with a head for each example, (B,): which is what `Task.inputs`
 gives. A batch of one head runs that head alone; a mixed one runs them all and picks.
 
     >>> net = MultiHead(torch.nn.Linear(4, 8), features=8, sizes=(2, 3))
@@ -26,7 +26,13 @@ IMPOSSIBLE = -1e4
 
 
 class MultiHead(nn.Module):
-    """One linear layer for each head, on the features (B, F) that ``body`` makes of x."""
+    """One linear layer for each head, on the features (B, F) that a body makes of the inputs.
+
+    Args:
+        body: What all tasks share.
+        features: How many numbers it makes of an example, F.
+        sizes: Outputs of each head.
+    """
 
     def __init__(self, body: nn.Module, features: int, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -37,7 +43,12 @@ class MultiHead(nn.Module):
         self.sizes, self.width = tuple(sizes), max(sizes)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """(B, ...), (B,) → (B, widest head)."""
+        """(B, ...), (B,) → (B, widest head).
+
+        Args:
+            x: Inputs (B, ...).
+            heads: The head of each example, (B,).
+        """
         features = self.body(x)
         only = _only(heads, len(self.sizes))
         if only is not None:
@@ -48,27 +59,6 @@ class MultiHead(nn.Module):
     def _one(self, features: Tensor, head: int) -> Tensor:
         outputs: Tensor = self.heads[head](features)
         return F.pad(outputs, (0, self.width - self.sizes[head]), value=IMPOSSIBLE)
-
-
-class MaskedHead(nn.Module):
-    """A network with all classes as outputs, of which each task sees its own: ``groups[head]``."""
-
-    def __init__(self, net: nn.Module, groups: Sequence[Sequence[int]]) -> None:
-        super().__init__()
-        if not groups or not all(groups):
-            raise DataError(f"groups={groups!r} must give each head the classes it sees")
-        self.net = net
-        self.sizes, width = tuple(len(g) for g in groups), max(len(g) for g in groups)
-        padded = [[*group, *[group[0]] * (width - len(group))] for group in groups]
-        self.register_buffer("columns", torch.tensor(padded))
-        self.register_buffer("real", torch.arange(width) < torch.tensor(self.sizes)[:, None])
-        self.columns: Tensor
-        self.real: Tensor
-
-    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        """(B, ...), (B,) → (B, widest group)."""
-        outputs = self.net(x).gather(1, self.columns[heads])
-        return outputs.masked_fill(~self.real[heads], IMPOSSIBLE)
 
 
 def _only(heads: Tensor, count: int) -> int | None:

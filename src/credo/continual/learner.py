@@ -17,10 +17,11 @@
 `credo.fit`: a killed training resumes inside of the task, bit for bit) and then replaces
 ``folder/learner.safetensors`` by all that the next task needs. `restore` goes on from there.
 
-**Two bases.** `Learner` leaves the training to its subclass (`_train`). `PenalisedLearner` trains
-by `Penalised` and leaves to its subclass what regularises a task (`regulariser`) and what is kept
-of it afterwards (`consolidate`). What is carried from task to task, beside the network, is tensors
-by name: `carried` gives them, `receive` takes them back, and ``memory_bytes`` is their size.
+**Two bases.** `Learner` leaves the training to its subclass (`_train`). `RegularisedLearner` trains
+by `RegularisedMAP` and leaves to its subclass what regularises a task (`regulariser`) and what is
+kept of it afterwards (`consolidate`). What is carried from task to task, beside the network, is
+tensors by name: `carried` gives them, `receive` takes them back, and ``memory_bytes`` is their
+size.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ import torch
 from torch import Tensor
 
 from credo import storage
-from credo.checks import positive
-from credo.continual.penalised import Penalised, Regulariser
+from credo.checks import Count, NotNegative, Positive, checked
+from credo.continual.regularised import RegularisedMAP, Regulariser
 from credo.continual.tasks import Task
 from credo.errors import CheckpointError, DataError
 from credo.families import Delta
@@ -52,25 +53,33 @@ from credo.types import Batch, Json
 STATE = "learner.safetensors"
 
 
+@checked
 @dataclass(frozen=True)
 class Training:
-    """How each task is trained: the arguments of `credo.fit` and of `Penalised`.
+    """How each task is trained: the arguments of `credo.fit` and of `RegularisedMAP`.
 
-    The optimizer is a new one for each task. ``temperature`` is the weight of the model's prior,
-    0 for maximum likelihood, which the papers have.
+    The optimizer is a new one for each task.
+
+    Args:
+        epochs: Of each task.
+        batch_size: Examples of a step.
+        lr: The optimizer's rate.
+        optimizer: Its name.
+        clip: The largest norm that a gradient may have; None leaves all as they are.
+        temperature: The weight of the model's prior; 0 for maximum likelihood, which the papers
+            have.
+        seed: Of the first task; later ones have seeds of their own that follow from it.
     """
 
-    epochs: int = 10
-    batch_size: int = 128
-    lr: float = 1e-3
+    epochs: Count = 10
+    batch_size: Count = 128
+    lr: Positive = 1e-3
     optimizer: str = "adam"
-    clip: float | None = None
-    temperature: float = 0.0
+    clip: Positive | None = None
+    temperature: NotNegative = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr"):
-            positive(name, getattr(self, name))
         if self.optimizer.lower() not in optimizers.BY_NAME:
             raise DataError(
                 f"optimizer={self.optimizer!r} must be one of {sorted(optimizers.BY_NAME)}"
@@ -78,7 +87,12 @@ class Training:
 
 
 class Learner(ABC):
-    """A model that learns one task after the other."""
+    """A model that learns one task after the other.
+
+    Args:
+        model: What learns; its network is trained in place.
+        training: How each task is trained; the defaults of `Training` if it isn't given.
+    """
 
     def __init__(self, model: Model, training: Training | None = None) -> None:
         self.model = model
@@ -96,7 +110,10 @@ class Learner(ABC):
     ) -> None:
         """Train on the task's data, which need not be there afterwards.
 
-        With a ``folder`` it can be killed and called again; see the module's text.
+        Args:
+            task: The next one of the stream.
+            folder: With one it can be killed and called again; see the module's text.
+            progress: What `credo.fit` takes.
         """
         if task.name in self.learned:
             raise DataError(
@@ -113,7 +130,12 @@ class Learner(ABC):
         """Train on the task, and take along what later tasks need."""
 
     def predict(self, x: Tensor, task: Task) -> Predictive:
-        """The predictive distribution at inputs ``x`` of this task."""
+        """The predictive distribution at some inputs of a task.
+
+        Args:
+            x: The inputs, without heads.
+            task: Which task they belong to.
+        """
         return self.posterior().predict(task.inputs(x), samples=1)
 
     def posterior(self) -> Posterior:
@@ -128,7 +150,12 @@ class Learner(ABC):
         return {}
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:  # noqa: B027
-        """The inverse of ``carried`` and ``facts``, into a learner that was just made."""
+        """The inverse of ``carried`` and ``facts``, into a learner that was just made.
+
+        Args:
+            tensors: What ``carried`` gave.
+            meta: What ``facts`` gave.
+        """
 
     def facts(self) -> Json:
         """What the next task needs and is no tensor."""
@@ -149,7 +176,12 @@ class Learner(ABC):
         return tensors, {"learned": self.learned, "facts": self.facts(), "config": self.config()}
 
     def unpack(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
-        """The inverse of ``pack``, into a learner that was just made."""
+        """The inverse of ``pack``, into a learner that was just made.
+
+        Args:
+            tensors: Those of ``pack``.
+            meta: The JSON of ``pack``.
+        """
         if meta["config"] != self.config():
             raise CheckpointError(
                 f"this is the state of another learner: {meta['config']}, not {self.config()}"
@@ -171,12 +203,23 @@ class Learner(ABC):
         self.learned = list(meta["learned"])
 
     def save(self, folder: str | Path) -> None:
-        """Replace the state in this folder."""
+        """Replace the state in this folder.
+
+        Args:
+            folder: Where `restore` finds it.
+        """
         tensors, meta = self.pack()
         storage.write_tensors(Path(folder) / STATE, tensors, {"kind": "learner", **meta})
 
     def restore(self, folder: str | Path) -> bool:
-        """Go on from the state in this folder, if there is one."""
+        """Go on from the state in this folder, if there is one.
+
+        Args:
+            folder: Where `save` wrote.
+
+        Returns:
+            Whether there was one.
+        """
         path = Path(folder) / STATE
         if not path.exists():
             return False
@@ -200,28 +243,45 @@ class Learner(ABC):
         return key_to_seed(self.training.seed, done) if done else self.training.seed
 
 
-class PenalisedLearner(Learner):
-    """A learner whose tasks are trained by `Penalised`; as it stands, without a regulariser."""
+class RegularisedLearner(Learner):
+    """A learner that trains by `RegularisedMAP`; as it stands, without a regulariser."""
 
     def regulariser(self, task: Task) -> Regulariser:
-        """R of this task, made before its training at the weights that the last one left."""
+        """R of this task, made before its training at the weights that the last one left.
+
+        Args:
+            task: That is about to be learned.
+        """
         return Regulariser()
 
     def data(self, task: Task) -> Batch:
-        """What is trained on."""
+        """What is trained on.
+
+        Args:
+            task: That is about to be learned.
+        """
         return task.train_data
 
     def prior_weight(self, task: Task) -> float:
-        """How much the model's prior counts in this task; 0 where the regulariser holds it."""
+        """How much the model's prior counts in this task; 0 where the regulariser holds it.
+
+        Args:
+            task: That is about to be learned.
+        """
         return self.training.temperature
 
     def consolidate(self, task: Task, regulariser: Regulariser) -> None:
-        """After training: keep what later tasks need."""
+        """After training: keep what later tasks need.
+
+        Args:
+            task: That was just learned.
+            regulariser: That it was learned with.
+        """
 
     def _train(self, task: Task, folder: Path | None, progress: bool | Reporter) -> None:
         regulariser = self.regulariser(task)
         settings = self.training
-        method = Penalised(
+        method = RegularisedMAP(
             temperature=self.prior_weight(task),
             optimizer=settings.optimizer,
             lr=settings.lr,

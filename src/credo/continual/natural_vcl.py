@@ -44,7 +44,7 @@ import torch
 from torch import Generator, nn
 
 from credo import optim
-from credo.checks import positive
+from credo.checks import Count, Decay, Index, Positive, checked
 from credo.continual.coreset import Choice
 from credo.continual.learner import Training
 from credo.continual.vcl import VCL
@@ -65,7 +65,11 @@ class AnchoredIVON(optim.IVON):
     """
 
     def anchor(self, prior: DiagGaussian) -> None:
-        """Take this prior; its weights are in the order of the optimizer's random ones."""
+        """Take this prior.
+
+        Args:
+            prior: A Gaussian whose weights are in the order of the optimizer's random ones.
+        """
         self._prior_mean, self._prior_precision = prior.mean, prior.precision
 
     def _precision(self, where: slice, delta: float) -> Vector:
@@ -147,23 +151,39 @@ class SequentialIVON(IVON):
         return {"type": type(self).__name__, **settings, "betas": list(self.betas)}
 
 
+@checked
 class NaturalVCL(VCL):
-    """`VCL` by IVON."""
+    """`VCL` by IVON.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        coreset_size: Examples of each task that are held out of its training, 0 for none.
+        coreset: How they are chosen: "random", "balanced", "relevance" or "k-centre".
+        likelihood_start: Whether the first means are those of a maximum-likelihood fit of the same
+            length.
+        start_lr: Adam's rate in the maximum-likelihood fit.
+        hess_init: h₀: curvature of an example at the start of each task.
+        betas: Shares that the averages of gradient and curvature keep.
+        temperature: Weight of the KL.
+        samples: Draws of the weights in a step.
+        predict_samples: Draws of the weights in a prediction.
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        coreset_size: int = 0,
+        coreset_size: Index = 0,
         coreset: Choice = "random",
         likelihood_start: bool = True,
-        start_lr: float = 1e-3,
-        hess_init: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.9995),
-        temperature: float = 1.0,
-        samples: int = 1,
-        predict_samples: int = 100,
+        start_lr: Positive = 1e-3,
+        hess_init: Positive = 0.1,
+        betas: tuple[Decay, Decay] = (0.9, 0.9995),
+        temperature: Positive = 1.0,
+        samples: Count = 1,
+        predict_samples: Count = 100,
     ) -> None:
         super().__init__(
             model,
@@ -175,8 +195,7 @@ class NaturalVCL(VCL):
             samples=samples,
             predict_samples=predict_samples,
         )
-        self.start_lr = positive("start_lr", start_lr)
-        self.hess_init, self.betas = positive("hess_init", hess_init), betas
+        self.start_lr, self.hess_init, self.betas = float(start_lr), float(hess_init), betas
 
     @property
     def name(self) -> str:

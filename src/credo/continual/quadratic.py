@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from credo.autodiff.layer_jacobians import DiagonalFactors
-from credo.continual.penalised import Regulariser
+from credo.continual.regularised import Regulariser
 from credo.errors import DataError, UnsupportedError
 from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature, KronCurvature
 from credo.map import MAPState

@@ -49,7 +49,16 @@ REPORT = "report.json"
 
 @dataclass(repr=False)
 class Report(Displayed):
-    """``accuracy``, ``nll`` and ``ece`` (T, T), and what was there before the first task, (T,)."""
+    """What a learner knew of all tasks after each of them.
+
+    Args:
+        learner: Its name.
+        tasks: Their names.
+        before: Scores by name on each task before the first was learned, (T,).
+        rows: The same after each task.
+        seconds: That each task took.
+        memory_bytes: What the learner carried after each task.
+    """
 
     learner: str
     tasks: list[str]
@@ -99,7 +108,11 @@ class Report(Displayed):
 
     @classmethod
     def from_json(cls, content: Json) -> Report:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`.
+
+        Args:
+            content: What `to_json` gave.
+        """
         return cls(**content)
 
     def table(self) -> Table:
@@ -153,8 +166,13 @@ def run(
 ) -> Report:
     """Learn the tasks one after the other and test on all of them each time.
 
-    With a ``folder`` it can be killed at any moment and called again, with a learner made in the
-    same way: tasks that were learned are not learned again, and one that was begun is resumed.
+    Args:
+        learner: Made anew, or restored from ``folder``.
+        stream: The tasks.
+        folder: With one it can be killed at any moment and called again, with a learner made in the
+            same way: tasks that were learned are not learned again, and one that was begun is
+            resumed.
+        progress: Whether to show a progress bar.
     """
     tasks = list(stream)
     if learner.model.likelihood.kind != "classification":
@@ -187,7 +205,12 @@ def run(
 
 
 def scores(learner: Learner, tasks: Sequence[Task]) -> dict[str, list[float]]:
-    """Accuracy, NLL and ECE on the test set of each task, by name."""
+    """Accuracy, NLL and ECE on the test set of each task, by name.
+
+    Args:
+        learner: What predicts.
+        tasks: Whose test sets are asked.
+    """
     found: dict[str, list[float]] = {name: [] for name in SCORES}
     for task in tasks:
         x, y = task.test

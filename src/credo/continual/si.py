@@ -32,9 +32,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from credo.checks import positive
-from credo.continual.learner import PenalisedLearner, Training
-from credo.continual.penalised import Regulariser
+from credo.checks import Positive, checked
+from credo.continual.learner import RegularisedLearner, Training
+from credo.continual.regularised import Regulariser
 from credo.continual.tasks import Task
 from credo.map import MAPState
 from credo.model import Model
@@ -45,6 +45,11 @@ class PathIntegral(Regulariser):
     """Gathers ω on the way, and pulls to the last weights by R.
 
     ``start`` are the weights that training began with, ``path`` is ω; both (P,).
+
+    Args:
+        importance: Ω of the tasks before, None in the first.
+        anchor: θ*, None in the first.
+        strength: c.
     """
 
     def __init__(self, importance: Vector | None, anchor: Vector | None, strength: float) -> None:
@@ -94,20 +99,26 @@ class PathIntegral(Regulariser):
         return {"type": "PathIntegral", "strength": self.strength}
 
 
-class SI(PenalisedLearner):
-    """Synaptic intelligence."""
+@checked
+class SI(RegularisedLearner):
+    """Synaptic intelligence.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        strength: c: how much the old tasks count.
+        damping: ξ: keeps the importance of weights that hardly moved finite.
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        strength: float = 0.1,
-        damping: float = 0.1,
+        strength: Positive = 0.1,
+        damping: Positive = 0.1,
     ) -> None:
         super().__init__(model, training)
-        positive("strength", strength)
-        positive("damping", damping)
         self.strength, self.damping = strength, damping
         self.importance = torch.empty(0)
         self.anchor = torch.empty(0)

@@ -34,6 +34,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from credo.checks import Count, checked
 from credo.continual.tasks import Examples, Stream, Task
 from credo.data import load
 from credo.errors import DataError
@@ -66,21 +67,28 @@ class DataSet(Protocol):
         ...
 
 
+@checked
 def permuted(
     data: str | DataSet,
-    tasks: int = 10,
+    tasks: Count = 10,
     seed: int = 0,
-    num_data: int | None = None,
-    num_test: int | None = None,
+    num_data: Count | None = None,
+    num_test: Count | None = None,
     root: str | PathLike[str] | None = None,
 ) -> Stream:
     """All classes in every task, the inputs flattened to (N, D) and their numbers reordered.
 
     The first task has the order of the data set itself.
+
+    Args:
+        data: The name of a data set for `credo.data.load`, or the data set.
+        tasks: How many.
+        seed: Of all random choices.
+        num_data: Training examples of each task, a random choice; None takes all.
+        num_test: Test examples of each task, the same way.
+        root: The folder with the data sets, if not CREDO_DATA's.
     """
     source = _data_set(data, root)
-    if tasks < 1:
-        raise DataError(f"tasks={tasks} must be at least 1")
     train, test = ((x.flatten(1), y) for x, y in (source.train, source.test))
     made = []
     for index in range(tasks):
@@ -99,15 +107,25 @@ def permuted(
     return Stream(f"permuted {source.name}", tuple(made))
 
 
+@checked
 def rotated(
     data: str | DataSet,
     angles: Sequence[float] = (0.0, 20.0, 40.0, 60.0, 80.0),
     seed: int = 0,
-    num_data: int | None = None,
-    num_test: int | None = None,
+    num_data: Count | None = None,
+    num_test: Count | None = None,
     root: str | PathLike[str] | None = None,
 ) -> Stream:
-    """All classes in every task, the images (N, C, H, W) turned by so many degrees."""
+    """All classes in every task, the images (N, C, H, W) turned.
+
+    Args:
+        data: The name of a data set for `credo.data.load`, or the data set.
+        angles: In degrees, one for each task.
+        seed: Of all random choices.
+        num_data: Training examples of each task, a random choice; None takes all.
+        num_test: Test examples of each task, the same way.
+        root: The folder with the data sets, if not CREDO_DATA's.
+    """
     source = _data_set(data, root)
     made = []
     for index, angle in enumerate(angles):
@@ -121,19 +139,27 @@ def rotated(
     return Stream(f"rotated {source.name}", tuple(made))
 
 
+@checked
 def split(
     data: str | DataSet,
     per_task: int | Sequence[Sequence[int]] = 2,
     heads: Heads = "multi",
     seed: int = 0,
-    num_data: int | None = None,
-    num_test: int | None = None,
+    num_data: Count | None = None,
+    num_test: Count | None = None,
     root: str | PathLike[str] | None = None,
 ) -> Stream:
-    """The classes in groups, one task for each: ``per_task`` neighbours, or the groups themselves.
+    """The classes in groups, one task for each.
 
-    With several heads labels count from 0 in each task. With a single one they stay those of the
-    data set, and a learner has to tell all classes from each other ("class-incremental").
+    Args:
+        data: The name of a data set for `credo.data.load`, or the data set.
+        per_task: How many neighbouring classes a group has, or the groups themselves.
+        heads: With "multi" labels count from 0 in each task. With "single" they stay those of the
+            data set, and a learner has to tell all classes from each other ("class-incremental").
+        seed: Of all random choices.
+        num_data: Training examples of each task, a random choice; None takes all.
+        num_test: Test examples of each task, the same way.
+        root: The folder with the data sets, if not CREDO_DATA's.
     """
     source = _data_set(data, root)
     groups = _groups(len(source.classes), per_task)
@@ -149,23 +175,32 @@ def split(
                 _few(train, num_data, seed, index),
                 _few(test, num_test, seed, index, 1),
                 tuple(group) if heads == "multi" else tuple(range(len(source.classes))),
-                index if _multi(heads) else None,
+                index if heads == "multi" else None,
             )
         )
     return Stream(f"split {source.name}", tuple(made))
 
 
+@checked
 def sequence(
     sets: Sequence[str | DataSet],
     heads: Heads = "multi",
     seed: int = 0,
-    num_data: int | None = None,
-    num_test: int | None = None,
+    num_data: Count | None = None,
+    num_test: Count | None = None,
     root: str | PathLike[str] | None = None,
 ) -> Stream:
     """Any data sets, one after the other; with a single head their labels share one meaning.
 
     Streams can also be made by hand: ``Stream(name, (Task(...), Task(...)))``.
+
+    Args:
+        sets: Names for `credo.data.load`, or data sets.
+        heads: "multi" for outputs of its own for each, "single" for shared ones.
+        seed: Of all random choices.
+        num_data: Training examples of each task, a random choice; None takes all.
+        num_test: Test examples of each task, the same way.
+        root: The folder with the data sets, if not CREDO_DATA's.
     """
     made = []
     for index, each in enumerate(sets):
@@ -176,7 +211,7 @@ def sequence(
                 _few(source.train, num_data, seed, index),
                 _few(source.test, num_test, seed, index, 1),
                 tuple(range(len(source.classes))),
-                index if _multi(heads) else None,
+                index if heads == "multi" else None,
             )
         )
     return Stream(" then ".join(task.name for task in made), tuple(made))
@@ -186,6 +221,10 @@ def turned(images: Tensor, degrees: float) -> Tensor:
     """Images (N, C, H, W) turned counter-clockwise around their centre, zeros from outside.
 
     Quarter turns are exact, other angles interpolate bilinearly.
+
+    Args:
+        images: (N, C, H, W).
+        degrees: Counter-clockwise.
 
     >>> turned(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)
     tensor([[[[2., 4.], [1., 3.]]]])
@@ -207,12 +246,6 @@ def turned(images: Tensor, degrees: float) -> Tensor:
 
 def _data_set(data: str | DataSet, root: str | PathLike[str] | None) -> DataSet:
     return load(data, root) if isinstance(data, str) else data
-
-
-def _multi(heads: str) -> bool:
-    if heads not in ("multi", "single"):
-        raise DataError(f'heads={heads!r} must be "multi" or "single"')
-    return heads == "multi"
 
 
 def _groups(classes: int, per_task: int | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -243,8 +276,6 @@ def _few(data: Examples, count: int | None, seed: int, *key: int) -> Examples:
     x, y = data
     if count is None or count >= len(y):
         return x, y
-    if count < 1:
-        raise DataError(f"a task needs examples, but {count} were asked for")
     rows = torch.randperm(len(y), generator=_generator(seed, 1, *key))[:count]
     return x[rows], y[rows]
 

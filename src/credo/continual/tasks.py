@@ -32,8 +32,13 @@ Examples = tuple[Tensor, Tensor]
 class Task:
     """One data set of a stream.
 
-    ``classes`` are the classes of the source that the labels 0, 1, … of this task stand for; empty
-    for regression. ``head`` is None where all tasks share their outputs.
+    Args:
+        name: Different for each task of a stream.
+        train: Inputs and targets to learn from.
+        test: Inputs and targets to be tested on.
+        classes: Those of the source that the labels 0, 1, … of this task stand for; empty for
+            regression.
+        head: Where its outputs come from; None where all tasks share theirs.
     """
 
     name: str
@@ -56,7 +61,11 @@ class Task:
         return len(self.train[1])
 
     def inputs(self, x: Tensor) -> Inputs:
-        """What the network is called with: x, and with several heads the head of each example."""
+        """What the network is called with: x, and with several heads the head of each example.
+
+        Args:
+            x: Inputs (B, ...).
+        """
         if self.head is None:
             return x
         return x, torch.full((len(x),), self.head, dtype=torch.long, device=x.device)
@@ -74,7 +83,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Stream(Sequence[Task]):
-    """Tasks in the order in which they are learned."""
+    """Tasks in the order in which they are learned.
+
+    Args:
+        name: For tables.
+        tasks: In their order.
+    """
 
     name: str
     tasks: tuple[Task, ...]

@@ -54,12 +54,12 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import positive
-from credo.continual.coreset import Choice, check_choice, choose, divided
+from credo.checks import Count, Finite, Index, Positive, checked
+from credo.continual.coreset import Choice, choose, divided
 from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, Training
 from credo.continual.tasks import Task
-from credo.errors import DataError, UnsupportedError
+from credo.errors import UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.map import MLE
 from credo.method import Method
@@ -78,7 +78,11 @@ from credo.variational.vi import VI, VIState
 
 @dataclass(frozen=True)
 class SequentialVI(VI):
-    """`VI` that begins at a given q, not at the network's weights with a share of the prior's."""
+    """`VI` that begins at a given q, not at the network's weights with a share of the prior's.
+
+    Args:
+        start: Where q begins; None is where `VI` begins.
+    """
 
     start: DiagGaussian | None = field(default=None, repr=False, compare=False)
 
@@ -102,29 +106,43 @@ class SequentialVI(VI):
         return state
 
 
+@checked
 class VCL(Learner):
-    """Mean-field variational inference, task after task."""
+    """Mean-field variational inference, task after task.
+
+    Args:
+        model: What learns.
+        training: How each task is trained.
+        coreset_size: Examples of each task that are held out of its training, 0 for none.
+        coreset: How they are chosen: "random", "balanced", "relevance" or "k-centre".
+        likelihood_start: Whether the first means are those of a maximum-likelihood fit of the same
+            length.
+        log_variance: ln of the first variances: of all weights, later of each new head.
+        temperature: Weight of the KL.
+        samples: Draws of the weights in a step.
+        noise: That of `credo.VI`.
+        estimator: That of `credo.VI`.
+        scale_ratio: Rate of ln σ over that of μ.
+        predict_samples: Draws of the weights in a prediction.
+    """
 
     def __init__(
         self,
         model: Model,
         training: Training | None = None,
         *,
-        coreset_size: int = 0,
+        coreset_size: Index = 0,
         coreset: Choice = "random",
         likelihood_start: bool = True,
-        log_variance: float = -6.0,
-        temperature: float = 1.0,
-        samples: int = 1,
+        log_variance: Finite = -6.0,
+        temperature: Positive = 1.0,
+        samples: Count = 1,
         noise: Literal["weight", "local", "flipout"] = "local",
         estimator: Literal["reparam", "total", "path"] = "reparam",
-        scale_ratio: float = 1.0,
-        predict_samples: int = 100,
+        scale_ratio: Positive = 1.0,
+        predict_samples: Count = 100,
     ) -> None:
         super().__init__(model, training)
-        check_choice(coreset)
-        if coreset_size < 0:
-            raise DataError(f"coreset_size={coreset_size} must be 0 (no coreset) or more")
         prior = model.prior_over_weights()
         if not isinstance(prior, DiagGaussian):
             raise UnsupportedError(
@@ -133,10 +151,10 @@ class VCL(Learner):
             )
         self.coreset_size, self.coreset = coreset_size, coreset
         self.likelihood_start, self.log_variance = likelihood_start, float(log_variance)
-        self.temperature = positive("temperature", temperature)
+        self.temperature = float(temperature)
         self.samples, self.noise, self.estimator = samples, noise, estimator
         self.scale_ratio = scale_ratio
-        self.predict_samples = int(positive("predict_samples", predict_samples))
+        self.predict_samples = predict_samples
         self.first_prior = prior
         self.q: DiagGaussian | None = None
         """q_t, before any refinement."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from credo.errors import DataError
+from credo.checks import Count, checked
 from credo.metrics._inputs import (
     FloatArray,
     IntArray,
@@ -22,8 +22,13 @@ from credo.metrics._inputs import (
 class Reliability:
     """What a reliability diagram draws: bin b holds the examples in (edges[b], edges[b + 1]].
 
-    ``edges`` is (bins + 1,); ``confidence`` and ``accuracy`` are the means in each bin, (bins,),
-    NaN where ``count`` is 0. The first bin also holds its lower edge.
+    The first bin also holds its lower edge.
+
+    Args:
+        edges: Where the bins begin and end, (bins + 1,).
+        confidence: Mean confidence in each bin, (bins,), NaN where there are no examples.
+        accuracy: Mean accuracy in each bin, (bins,), NaN where there are no examples.
+        count: Examples in each bin, (bins,).
     """
 
     edges: FloatArray
@@ -39,24 +44,31 @@ class Reliability:
         return float(gaps @ self.count[filled] / self.count.sum())
 
 
+@checked
 def reliability(
     probs: Values,
     y: Values,
-    bins: int = 15,
+    bins: Count = 15,
     *,
     equal_mass: bool = False,
     ignore_index: int | None = None,
 ) -> Reliability:
     """Confidence and accuracy of the most probable class, binned by confidence.
 
-    The bins divide [0, 1] evenly, or with ``equal_mass`` hold nearly the same number of examples
-    each; equal confidences always share a bin, so the order of the examples never matters.
+    Equal confidences always share a bin, so the order of the examples never matters.
+
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        bins: How many bins.
+        equal_mass: Whether bins hold nearly the same number of examples each, instead of dividing
+            [0, 1] evenly.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
 
     >>> diagram = reliability([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]], [0, 1, 1], bins=2)
     >>> diagram.count, diagram.accuracy.round(3), diagram.confidence.round(3)
     (array([0, 3]), array([  nan, 0.667]), array([nan, 0.8]))
     """
-    _check_bins(bins)
     data = labelled(probs, y, ignore_index)
     level, hit = data.top()
     if equal_mass:
@@ -65,7 +77,8 @@ def reliability(
     return _binned(level, hit, _even_edges(bins), data.resolution)
 
 
-def ece(probs: Values, y: Values, bins: int = 15, ignore_index: int | None = None) -> float:
+@checked
+def ece(probs: Values, y: Values, bins: Count = 15, ignore_index: int | None = None) -> float:
     """Expected calibration error over ``bins`` even bins (lo, hi], Σ_b (n_b/n)|acc_b − conf_b|.
 
     Empty bins count 0. The estimate is biased upwards, as sampling noise has no sign: n perfectly
@@ -73,24 +86,35 @@ def ece(probs: Values, y: Values, bins: int = 15, ignore_index: int | None = Non
     15 bins 0.038, 0.012 and 0.0038 for n = 10³, 10⁴ and 10⁵. Compare models at equal n.
     Reference: Guo et al., ICML 2017.
 
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        bins: How many bins.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
+
     >>> round(ece([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]], [0, 0, 0, 1]), 6)
     0.15
     """
     return reliability(probs, y, bins, ignore_index=ignore_index).error
 
 
-def ece_floor(probs: Values, bins: int = 15, draws: int = 400) -> tuple[float, float]:
+@checked
+def ece_floor(probs: Values, bins: Count = 15, draws: Count = 400) -> tuple[float, float]:
     """What `ece` gives on average if these probabilities are exactly right, and its spread.
 
     Mean and standard deviation over ``draws`` sets of labels from the confidences themselves, with
     a fixed seed. A model whose `ece` is within two standard deviations of its own floor can't be
     told from a calibrated one on that many examples.
 
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        bins: How many bins.
+        draws: How many sets of labels are drawn.
+
     >>> mean, std = ece_floor([[0.9, 0.1]] * 400)      # one bin: E|hits/n − 0.9| = √(2pq/πn)
     >>> round(mean, 2), round((2 * 0.9 * 0.1 / (3.14159 * 400)) ** 0.5, 2)
     (0.01, 0.01)
     """
-    _check_bins(bins)
     table = probabilities(probs)
     level = table.max(axis=1)
     edges, resolution = _even_edges(bins), resolution_of(probs)
@@ -101,13 +125,20 @@ def ece_floor(probs: Values, bins: int = 15, draws: int = 400) -> tuple[float, f
     return float(np.mean(errors)), float(np.std(errors))
 
 
+@checked
 def adaptive_ece(
-    probs: Values, y: Values, bins: int = 15, ignore_index: int | None = None
+    probs: Values, y: Values, bins: Count = 15, ignore_index: int | None = None
 ) -> float:
     """Expected calibration error over bins of equal mass: the quantiles of the confidence.
 
     Where nearly all confidences are close to 1, even bins see one bin and these see fifteen.
     Reference: Nixon et al., CVPR workshops 2019.
+
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        bins: How many bins.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
 
     >>> round(adaptive_ece([[0.9, 0.1], [0.6, 0.4]], [0, 0], bins=2), 6)
     0.25
@@ -115,18 +146,24 @@ def adaptive_ece(
     return reliability(probs, y, bins, equal_mass=True, ignore_index=ignore_index).error
 
 
+@checked
 def classwise_ece(
-    probs: Values, y: Values, bins: int = 15, ignore_index: int | None = None
+    probs: Values, y: Values, bins: Count = 15, ignore_index: int | None = None
 ) -> float:
     """Mean over classes c of the calibration error of p_c against 1[y = c], even bins (lo, hi].
 
     Unlike `ece` it also judges the probabilities of the classes that were not predicted.
     Reference: Kull et al., NeurIPS 2019.
 
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        bins: How many bins.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
+
     >>> round(classwise_ece([[0.8, 0.2], [0.8, 0.2]], [0, 1]), 6)
     0.3
     """
-    _check_bins(bins)
     data = labelled(probs, y, ignore_index)
     edges = _even_edges(bins)
     errors = [
@@ -134,11 +171,6 @@ def classwise_ece(
         for label, level in enumerate(data.probs.T)
     ]
     return float(np.mean(errors))
-
-
-def _check_bins(bins: int) -> None:
-    if isinstance(bins, bool) or not isinstance(bins, int | np.integer) or bins < 1:
-        raise DataError(f"bins must be a whole number of at least 1, got {bins!r}.")
 
 
 def _even_edges(bins: int) -> FloatArray:

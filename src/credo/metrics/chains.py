@@ -31,6 +31,9 @@ def r_hat(draws: Values) -> float | FloatArray:
     chains that differ in their spread; the larger one counts. Below about 1.01 is good, above 1.05
     is not. A quantity that never changes has R̂ = 1, chains that stick to different values have ∞.
 
+    Args:
+        draws: Draws (chains, draws, ...) of one quantity or more.
+
     >>> rng = np.random.default_rng(0)
     >>> bool(r_hat(rng.normal(size=(4, 500))) < 1.01)
     True
@@ -51,6 +54,9 @@ def effective_sample_size(draws: Values) -> float | FloatArray:
     where Geyer's pairs ρ_{2t} + ρ_{2t+1} turn negative, and pairs are made to decrease. Chains may
     do better than independent draws, by a factor of log₁₀ S at most. A quantity that never changes
     counts as S.
+
+    Args:
+        draws: Draws (chains, draws, ...) of one quantity or more.
 
     >>> rng = np.random.default_rng(0)
     >>> size = effective_sample_size(rng.normal(size=(4, 500)))

@@ -37,12 +37,20 @@ from credo.metrics._inputs import FloatArray, Values, as_floats
 
 
 def average_accuracy(matrix: Values) -> float:
-    """The mean over tasks after the last one."""
+    """The mean over tasks after the last one.
+
+    Args:
+        matrix: Accuracy on task j after task i, (T, T).
+    """
     return float(_square(matrix)[-1].mean())
 
 
 def backward_transfer(matrix: Values) -> float:
-    """What learning later tasks did to earlier ones, on average over all but the last."""
+    """What learning later tasks did to earlier ones, on average over all but the last.
+
+    Args:
+        matrix: Accuracy on task j after task i, (T, T).
+    """
     accuracies = _square(matrix)
     if len(accuracies) < 2:
         return math.nan
@@ -50,7 +58,12 @@ def backward_transfer(matrix: Values) -> float:
 
 
 def forward_transfer(matrix: Values, before: Values) -> float:
-    """What learning earlier tasks did for later ones, beyond ``before``: b, (T,)."""
+    """What learning earlier tasks did for later ones, beyond what was known before.
+
+    Args:
+        matrix: Accuracy on task j after task i, (T, T).
+        before: Accuracies b before the first task, (T,).
+    """
     accuracies, baseline = _square(matrix), as_floats(before, "before")
     if baseline.shape != accuracies.shape[:1]:
         raise DataError(
@@ -63,12 +76,20 @@ def forward_transfer(matrix: Values, before: Values) -> float:
 
 
 def forgetting(matrix: Values) -> float:
-    """From the best accuracy a task ever had to its last one, on average over all but the last."""
+    """From the best accuracy a task ever had to its last one, on average over all but the last.
+
+    Args:
+        matrix: Accuracy on task j after task i, (T, T).
+    """
     return float(forgetting_per_task(matrix).mean()) if len(_square(matrix)) > 1 else math.nan
 
 
 def forgetting_per_task(matrix: Values) -> FloatArray:
-    """max_{i<T} R_ij − R_Tj of all tasks but the last, (T − 1,)."""
+    """max_{i<T} R_ij − R_Tj of all tasks but the last, (T − 1,).
+
+    Args:
+        matrix: Accuracy on task j after task i, (T, T).
+    """
     accuracies = _square(matrix)
     return np.asarray((accuracies[:-1].max(0) if len(accuracies) > 1 else accuracies[0])[:-1]
                       - accuracies[-1, :-1])  # fmt: skip

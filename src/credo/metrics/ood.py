@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from credo.errors import DataError
+from credo.checks import checked
 from credo.metrics._inputs import FloatArray, Values, as_floats
 
 
@@ -18,6 +18,10 @@ def auroc(in_scores: Values, out_scores: Values) -> float:
     """Area under the ROC curve with OOD as the positive class: P(out > in) + ½ P(out = in).
 
     One half for scores that tell nothing, one for perfect separation; auroc(−s) = 1 − auroc(s).
+
+    Args:
+        in_scores: Scores of in-distribution examples, any shape.
+        out_scores: Scores of out-of-distribution examples, any shape.
 
     >>> auroc([0.1, 0.3], [0.3, 0.4])
     0.875
@@ -28,19 +32,22 @@ def auroc(in_scores: Values, out_scores: Values) -> float:
     return float(roc_auc_score(is_out, scores))
 
 
+@checked
 def aupr(in_scores: Values, out_scores: Values, positive: Literal["out", "in"] = "out") -> float:
     """Area under the precision–recall curve as average precision, Σ (recall gain) · precision.
 
-    With ``positive="in"`` the familiar examples are the ones to find, by low scores. Chance level
-    is the share of the positive class, so values compare only at equal shares.
+    Chance level is the share of the positive class, so values compare only at equal shares.
+
+    Args:
+        in_scores: Scores of in-distribution examples, any shape.
+        out_scores: Scores of out-of-distribution examples, any shape.
+        positive: Which examples are to be found: "out", by high scores, or "in", by low ones.
 
     >>> aupr([0.1, 0.2], [0.3, 0.4]), aupr([1.0, 1.0, 1.0], [1.0])
     (1.0, 0.25)
     """
     from sklearn.metrics import average_precision_score
 
-    if positive not in ("out", "in"):
-        raise DataError(f'positive must be "out" or "in", got {positive!r}.')
     scores, is_out = _pooled(in_scores, out_scores)
     if positive == "out":
         return float(average_precision_score(is_out, scores))
@@ -53,6 +60,10 @@ def fpr95(in_scores: Values, out_scores: Values) -> float:
     Accepting means score ≤ t, where t is the smallest in-score that accepts at least 95 %, the
     ⌈0.95 n⌉-th smallest. Others swap the roles (familiar examples flagged when 95 % of the OOD
     ones are), which is a different number. Reference: Liang, Li & Srikant, ICLR 2018.
+
+    Args:
+        in_scores: Scores of in-distribution examples, any shape.
+        out_scores: Scores of out-of-distribution examples, any shape.
 
     >>> fpr95(np.arange(100.0), [94.0, 94.5, 200.0, 300.0])
     0.25

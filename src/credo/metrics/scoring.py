@@ -25,6 +25,11 @@ SMALLEST_PROBABILITY = 1e-12
 def accuracy(probs: Values, y: Values, ignore_index: int | None = None) -> float:
     """Fraction of examples whose most probable class is the label; the first class wins ties.
 
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
+
     >>> accuracy([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1])
     0.6666666666666666
     """
@@ -34,8 +39,13 @@ def accuracy(probs: Values, y: Values, ignore_index: int | None = None) -> float
 def nll(probs: Values, y: Values, ignore_index: int | None = None) -> float:
     """Negative log-likelihood per example, −mean_i ln p_i,y_i, with p clipped at 1e-12.
 
-    ``probs`` is the predictive p̄, the average over posterior samples. C equal probabilities
-    score ln C.
+    C equal probabilities score ln C.
+
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions. Of a
+            posterior its predictive p̄, the average over samples.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
 
     >>> round(nll([[0.5, 0.5]], [1]), 6)
     0.693147
@@ -47,9 +57,14 @@ def nll(probs: Values, y: Values, ignore_index: int | None = None) -> float:
 def gibbs_nll(sample_probs: Values, y: Values, ignore_index: int | None = None) -> float:
     """Loss expected of one posterior sample, mean_k −mean_i ln p_k,i,y_i.
 
-    By Jensen's inequality at least the `nll` of the averaged probabilities. ``sample_probs`` has
-    the samples first: (S, B, C), or (S, B) for P(y = 1), or (S, B, C, H, W). Texts that report
-    the sum over examples have B times this value.
+    By Jensen's inequality at least the `nll` of the averaged probabilities. Texts that report the
+    sum over examples have B times this value.
+
+    Args:
+        sample_probs: Probabilities with the samples first: (S, B, C), or (S, B) for P(y = 1), or
+            (S, B, C, H, W).
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
 
     >>> samples = np.array([[[0.9, 0.1]], [[0.5, 0.5]]])
     >>> round(gibbs_nll(samples, [0]), 4), round(nll(samples.mean(0), [0]), 4)
@@ -68,6 +83,11 @@ def brier(probs: Values, y: Values, ignore_index: int | None = None) -> float:
     This is the sum over all classes: for two classes twice mean (p − y)².
     Reference: Brier, Monthly Weather Review 78, 1950.
 
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
+
     >>> round(brier([[0.25, 0.25, 0.25, 0.25]], [2]), 6)
     0.75
     """
@@ -80,6 +100,9 @@ def brier(probs: Values, y: Values, ignore_index: int | None = None) -> float:
 def confidence(probs: Values) -> float:
     """Mean probability of the most probable class, mean_i max_c p_i,c.
 
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+
     >>> round(confidence([[0.9, 0.1], [0.4, 0.6]]), 6)
     0.75
     """
@@ -88,6 +111,10 @@ def confidence(probs: Values) -> float:
 
 def rmse(mean: Values, y: Values) -> float:
     """Root mean squared error √mean (y − mean)² over all entries; the shapes must agree.
+
+    Args:
+        mean: Predicted means.
+        y: The targets, in the shape of ``mean``.
 
     >>> rmse([1.0, 2.0], [4.0, 6.0]) == math.sqrt(12.5)
     True
@@ -99,7 +126,10 @@ def rmse(mean: Values, y: Values) -> float:
 def gaussian_nll(mean: Values, std: Values, y: Values) -> float:
     """−mean ln N(y; mean, std²) = mean [½ ln 2π + ln std + ½((y − mean)/std)²].
 
-    ``std`` has the shape of ``mean`` or is one number.
+    Args:
+        mean: Predicted means.
+        std: Predicted standard deviations, in the shape of ``mean``, or one for all.
+        y: The targets, in the shape of ``mean``.
 
     >>> round(gaussian_nll([0.0], [1.0], [0.0]), 6)
     0.918939
@@ -117,6 +147,11 @@ def crps_gaussian(mean: Values, std: Values, y: Values) -> float:
     std · [z(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − mean)/std. It tends to |y − mean| as std → 0.
     Reference: Gneiting & Raftery, JASA 102, 2007.
 
+    Args:
+        mean: Predicted means.
+        std: Predicted standard deviations, in the shape of ``mean``, or one for all.
+        y: The targets, in the shape of ``mean``.
+
     >>> round(crps_gaussian([0.0], [1.0], [0.0]), 6)
     0.233695
     """
@@ -131,11 +166,14 @@ def crps_gaussian(mean: Values, std: Values, y: Values) -> float:
 def crps(samples: Values, y: Values, *, fair: bool = False) -> float:
     """Continuous ranked probability score from draws: mean_i [E|X − y| − ½ E|X − X′|].
 
-    ``samples`` is (S, B), or (S, …) for ``y`` of shape (…). By default X and X′ run over all S²
-    pairs: the exact score of the empirical distribution, never negative, |x − y| at S = 1.
-    ``fair=True`` leaves out the S pairs of a draw with itself: an unbiased estimate of the score
-    of the distribution the draws came from, comparable between different S; it needs S ≥ 2.
-    Sorting makes the cost S ln S. Reference: Ferro, QJRMS 140, 2014.
+    By default X and X′ run over all S² pairs: the exact score of the empirical distribution, never
+    negative, |x − y| at S = 1. Sorting makes the cost S ln S. Reference: Ferro, QJRMS 140, 2014.
+
+    Args:
+        samples: The draws, (S, B), or (S, …) for ``y`` of shape (…).
+        y: The targets.
+        fair: Leave out the S pairs of a draw with itself: an unbiased estimate of the score of the
+            distribution the draws came from, comparable between different S; it needs S ≥ 2.
 
     >>> crps([[0.0], [2.0]], [1.0]), crps([[0.0], [2.0]], [1.0], fair=True)
     (0.5, 0.0)
@@ -156,6 +194,11 @@ def crps(samples: Values, y: Values, *, fair: bool = False) -> float:
 
 def coverage(lower: Values, upper: Values, y: Values) -> float:
     """Fraction of targets inside their interval, ends included; ends may be infinite.
+
+    Args:
+        lower: Lower ends of the intervals, in the shape of ``y``.
+        upper: Upper ends of the intervals, in the shape of ``y``.
+        y: The targets.
 
     >>> coverage([0.0, 0.0], [1.0, 1.0], [1.0, 1.5])
     0.5

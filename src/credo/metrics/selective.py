@@ -13,8 +13,11 @@ from credo.metrics._inputs import FloatArray, Values, as_floats, labelled, requi
 class RetentionCurve:
     """Mean score of the k most certain of n examples, k = 1 … n, between two references.
 
-    ``fractions`` is k/n. ``oracle`` ranks by the score itself: no uncertainty can do better.
-    ``random`` is what an uninformative uncertainty gives on average. All curves are (n,).
+    Args:
+        fractions: k/n, (n,).
+        accuracy: Mean score of the k examples of least uncertainty, (n,).
+        oracle: The same ranked by the score itself, (n,): no uncertainty can do better.
+        random: What an uninformative uncertainty gives on average, (n,).
     """
 
     fractions: FloatArray
@@ -41,10 +44,13 @@ class RetentionCurve:
 def retention(correct_or_score: Values, uncertainty: Values) -> RetentionCurve:
     """Keep the fraction of examples one is most certain about: how good are those?
 
-    ``correct_or_score`` is 1 or 0 for right or wrong, or any score of which more is better (minus
-    the squared error); ``uncertainty`` has its shape. Examples of equal uncertainty are kept in
-    random order, and the curve is the mean over these orders.
-    Reference: Geifman & El-Yaniv, NeurIPS 2017.
+    Examples of equal uncertainty are kept in random order, and the curve is the mean over these
+    orders. Reference: Geifman & El-Yaniv, NeurIPS 2017.
+
+    Args:
+        correct_or_score: 1 or 0 for right or wrong, or any score of which more is better (minus the
+            squared error).
+        uncertainty: Of each example, in the shape of ``correct_or_score``.
 
     >>> curve = retention([1, 1, 0, 1], [0.1, 0.2, 0.9, 0.4])
     >>> curve.accuracy, curve.area
@@ -53,13 +59,13 @@ def retention(correct_or_score: Values, uncertainty: Values) -> RetentionCurve:
     (0.9375, 0.75)
     """
     score = as_floats(correct_or_score, "correct_or_score")
-    doubt = as_floats(uncertainty, "uncertainty")
-    require_same_shape("uncertainty", doubt, "correct_or_score", score.shape)
-    score, doubt = score.ravel(), doubt.ravel()
+    unsure = as_floats(uncertainty, "uncertainty")
+    require_same_shape("uncertainty", unsure, "correct_or_score", score.shape)
+    score, unsure = score.ravel(), unsure.ravel()
     kept = np.arange(1, score.size + 1)
     return RetentionCurve(
         fractions=kept / score.size,
-        accuracy=np.cumsum(_averaged_over_ties(score, doubt)) / kept,
+        accuracy=np.cumsum(_averaged_over_ties(score, unsure)) / kept,
         oracle=np.cumsum(np.sort(score)[::-1]) / kept,
         random=np.full(score.size, score.mean()),
     )
@@ -71,6 +77,12 @@ def accuracy_vs_confidence(
     """Accuracy on the examples with max_c p_c ≥ t, for each t of ``thresholds``; NaN if none.
 
     Reference: Lakshminarayanan, Pritzel & Blundell, NeurIPS 2017, section 3.6.
+
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        thresholds: The confidences t.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
 
     >>> accuracy_vs_confidence([[0.9, 0.1], [0.6, 0.4]], [0, 1], [0.5, 0.7, 0.95])
     array([0.5, 1. , nan])
@@ -86,10 +98,10 @@ def accuracy_vs_confidence(
     return hits_above[first] / np.where(kept > 0, kept, np.nan)
 
 
-def _averaged_over_ties(score: FloatArray, doubt: FloatArray) -> FloatArray:
-    """Scores by increasing doubt, each replaced by the mean of those that share its doubt."""
-    order = np.argsort(doubt, kind="stable")
-    score, doubt = score[order], doubt[order]
-    starts = np.flatnonzero(np.append(True, doubt[1:] != doubt[:-1]))
-    sizes = np.diff(np.append(starts, len(doubt)))
+def _averaged_over_ties(score: FloatArray, unsure: FloatArray) -> FloatArray:
+    """Scores by increasing uncertainty, each replaced by the mean of those that share it."""
+    order = np.argsort(unsure, kind="stable")
+    score, unsure = score[order], unsure[order]
+    starts = np.flatnonzero(np.append(True, unsure[1:] != unsure[:-1]))
+    sizes = np.diff(np.append(starts, len(unsure)))
     return np.repeat(np.add.reduceat(score, starts) / sizes, sizes)

@@ -34,7 +34,13 @@ Function = Callable[[Json, Path | None], Json]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one trial: a ``result``, or else the text of its ``error``."""
+    """What became of one trial.
+
+    Args:
+        trial: Its settings.
+        result: What its function returned, None if it failed.
+        error: The text of its error, None if it did not fail.
+    """
 
     trial: Json
     result: Json | None

@@ -24,7 +24,7 @@ import joblib
 import torch
 
 from credo import workers as engines
-from credo.errors import DataError
+from credo.checks import Count, checked
 from credo.sweep.attempt import (
     Board,
     Function,
@@ -41,10 +41,11 @@ from credo.types import Json
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
+@checked
 def run_many(
     function: Function,
     trials: Sequence[Json],
-    jobs: int | None = None,
+    jobs: Count | None = None,
     folder: str | Path | None = None,
     describe: Callable[[Json], str] = lambda trial: "trial",
     progress: bool = True,
@@ -53,24 +54,28 @@ def run_many(
     isolated: bool = False,
     notice: Callable[[Outcome], str] | None = None,
 ) -> list[Outcome]:
-    """Call ``function`` on every trial, ``jobs`` at a time, and return the outcomes in order.
+    """Call a function on every trial, several at a time, and return the outcomes in order.
 
-    A trial is a dictionary of settings. With a ``folder`` its result is kept there under a hash of
-    the settings, and a later call does not repeat it; what another sweep is running in the same
-    folder is waited for. A trial that raises is recorded and the others go on; it is tried again
-    by a later call. ``jobs=None`` is one process per core; torch gets an equal share of the cores
-    in each. ``describe`` gives a short label for folder and bar.
+    A trial that raises is recorded and the others go on; it is tried again by a later call. Torch
+    gets an equal share of the cores in each process.
 
-    ``engine``: "local" processes, "ray" or "dask". ``isolated``: with ``jobs=1``, too, in a process
-    that may die. ``notice``: called with each outcome as it comes; returns the bar's text.
+    Args:
+        function: From a trial and its folder to its result, both JSON.
+        trials: Dictionaries of settings.
+        jobs: Processes at a time; None is one per core.
+        folder: Where results are kept under a hash of the settings; a later call does not repeat
+            them, and what another sweep is running in the same folder is waited for.
+        describe: Gives a short label for folder and bar.
+        progress: Whether to show a progress bar.
+        engine: "local" processes, "ray" or "dask".
+        isolated: With ``jobs=1``, too, in a process that may die.
+        notice: Called with each outcome as it comes; returns the bar's text.
 
     >>> def square(trial, folder):
     ...     return {"square": trial["x"] ** 2}
     >>> [o.result["square"] for o in run_many(square, [{"x": 2}, {"x": 3}], 1, progress=False)]
     [4, 9]
     """
-    if jobs is not None and jobs < 1:
-        raise DataError(f"jobs={jobs} must be at least 1, or None for one process per core")
     places = [_place(trial, folder, describe) for trial in trials]
     stored = {i: stored_result(place) for i, place in enumerate(places)}
     outcomes = {i: Outcome(trials[i], r) for i, r in stored.items() if r is not None}
@@ -90,6 +95,9 @@ def run_many(
 
 def trial_key(trial: Json) -> str:
     """Twelve hexadecimal digits that depend on the settings but not on their order.
+
+    Args:
+        trial: Its settings.
 
     >>> trial_key({"lr": 0.1, "seed": 3}) == trial_key({"seed": 3, "lr": 0.1})
     True

@@ -12,7 +12,7 @@ parameter         Q(u)                               JSON
 `Choice`          one of the options, all alike      {"choice": [option, …]}
 ================= ================================== ====================================
 
-Normals are always truncated: document 003 draws momenta from N(v, (v/2)²), of which 41 % exceed 1
+Normals are always truncated: Book (2020) draws momenta from N(v, (v/2)²), of which 41 % exceed 1
 for v = 0.9, so that its success rates are partly those of impossible settings.
 
     >>> import torch
@@ -37,7 +37,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Generator
 
-from credo.checks import finite, positive
+from credo.checks import Count, Finite, Positive, checked, finite
 from credo.errors import DataError
 from credo.types import Json
 
@@ -49,27 +49,40 @@ class Parameter(ABC):
 
     @abstractmethod
     def at(self, u: float) -> Any:
-        """The value of quantile ``u`` in [0, 1]."""
+        """The value at a quantile.
+
+        Args:
+            u: From 0 to 1.
+        """
 
     @abstractmethod
     def to_json(self) -> Json:
         """The table's JSON."""
 
     def grid(self, n: int) -> list[Any]:
-        """``n`` values from the lowest to the highest; the median alone for n = 1."""
+        """Values from the lowest to the highest; the median alone for one.
+
+        Args:
+            n: How many.
+        """
         return [self.at(0.5 if n == 1 else k / (n - 1)) for k in range(n)]
 
 
+@checked
 @dataclass(frozen=True)
 class Uniform(Parameter):
-    """Any value between ``low`` and ``high``.
+    """Any value between two bounds.
+
+    Args:
+        low: The least value.
+        high: The largest value.
 
     >>> Uniform(-1, 3).at(0.25)
     0.0
     """
 
-    low: float
-    high: float
+    low: Finite
+    high: Finite
 
     def __post_init__(self) -> None:
         _ordered(self.low, self.high)
@@ -83,19 +96,23 @@ class Uniform(Parameter):
         return {"uniform": [self.low, self.high]}
 
 
+@checked
 @dataclass(frozen=True)
 class LogUniform(Parameter):
     """A positive value whose logarithm is uniform: for rates and other scales.
+
+    Args:
+        low: The least value, positive.
+        high: The largest value.
 
     >>> round(LogUniform(1e-4, 1e-2).at(0.5), 6)
     0.001
     """
 
-    low: float
-    high: float
+    low: Positive
+    high: Positive
 
     def __post_init__(self) -> None:
-        positive("low", self.low)
         _ordered(self.low, self.high)
 
     def at(self, u: float) -> float:
@@ -108,22 +125,27 @@ class LogUniform(Parameter):
         return {"loguniform": [self.low, self.high]}
 
 
+@checked
 @dataclass(frozen=True)
 class TruncatedNormal(Parameter):
-    """N(mean, scale²) given that it lies between ``low`` and ``high``.
+    """N(mean, scale²) given that it lies between two bounds.
+
+    Args:
+        mean: Of the normal.
+        scale: Its standard deviation.
+        low: The least value.
+        high: The largest value.
 
     >>> TruncatedNormal(0.9, 0.45, low=0.0, high=0.999).at(1.0)
     0.999
     """
 
-    mean: float
-    scale: float
-    low: float
-    high: float
+    mean: Finite
+    scale: Positive
+    low: Finite
+    high: Finite
 
     def __post_init__(self) -> None:
-        finite("mean", self.mean)
-        positive("scale", self.scale)
         _ordered(self.low, self.high)
 
     def at(self, u: float) -> float:
@@ -146,7 +168,10 @@ class TruncatedNormal(Parameter):
 
 @dataclass(frozen=True)
 class Choice(Parameter):
-    """One of a few options: strings, numbers, truth values or None.
+    """One of a few options.
+
+    Args:
+        options: Strings, numbers, truth values or None.
 
     >>> Choice(("adam", "sgd")).at(0.7)
     'sgd'
@@ -181,7 +206,11 @@ class Choice(Parameter):
 
 @dataclass(frozen=True)
 class Space:
-    """Parameters by name."""
+    """Parameters by name.
+
+    Args:
+        parameters: By name.
+    """
 
     parameters: Mapping[str, Parameter]
 
@@ -190,17 +219,24 @@ class Space:
             raise DataError("a search space needs at least one parameter")
 
     def sample(self, generator: Generator | None = None) -> Json:
-        """Independent draws of all parameters."""
+        """Independent draws of all parameters.
+
+        Args:
+            generator: Of the draws; torch's own if there is none.
+        """
         u = torch.rand(len(self.parameters), dtype=torch.float64, generator=generator).tolist()
         return {
             name: parameter.at(share)
             for (name, parameter), share in zip(self.parameters.items(), u, strict=True)
         }
 
-    def grid(self, n: int) -> list[Json]:
-        """All combinations of ``n`` values of each parameter, and of all options of a choice."""
-        if n < 1:
-            raise DataError(f"n={n} must be at least 1 value for each parameter")
+    @checked
+    def grid(self, n: Count) -> list[Json]:
+        """All combinations of values of each parameter, and of all options of a choice.
+
+        Args:
+            n: Values of each parameter.
+        """
         # The last name varies fastest, as in nested loops.
         axes = [parameter.grid(n) for parameter in self.parameters.values()]
         return [dict(zip(self.parameters, values, strict=True)) for values in product(*axes)]
@@ -212,6 +248,9 @@ class Space:
     @classmethod
     def from_json(cls, content: Any) -> Space:
         """The space that the JSON describes, or a `DataError` that names what is wrong with it.
+
+        Args:
+            content: What `to_json` gave, or a person wrote.
 
         >>> Space.from_json({"lr": {"loguniform": [1e-4, 1e-1]}}).parameters["lr"]
         LogUniform(low=0.0001, high=0.1)
@@ -255,7 +294,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _ordered(low: float, high: float) -> None:
-    if not finite("low", low) < finite("high", high):
+    if not low < high:
         raise DataError(f"low={low} must be less than high={high}")
     if not math.isfinite(high - low):
         raise DataError(f"low={low} and high={high} are too far apart for a float")
@@ -263,6 +302,10 @@ def _ordered(low: float, high: float) -> None:
 
 def points_per_axis(space: Space, trials: int) -> int:
     """The finest grid with at most this many points: values for each parameter.
+
+    Args:
+        space: What is searched.
+        trials: The most points.
 
     >>> space = Space({"lr": LogUniform(1e-4, 1e-1), "optimizer": Choice(("adam", "sgd"))})
     >>> points_per_axis(space, 11)

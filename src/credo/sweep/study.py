@@ -37,6 +37,7 @@ import joblib
 from credo import storage
 from credo import workers as engines
 from credo.display import Display, Displayed
+from credo.checks import Count, checked
 from credo.errors import DataError, NonFiniteError
 from credo.sweep import table
 from credo.sweep.attempt import Outcome
@@ -53,11 +54,18 @@ SHOWN = 10
 """The best trials that a notebook shows."""
 
 
+@checked
 @dataclass(frozen=True)
 class Study:
-    """``run(settings, seed, folder)`` → numbers, of which ``objective`` is to be small or large.
+    """What is searched: a function of settings, and the number of its result that is to be good.
 
-    ``about`` says in a sentence what is searched and why.
+    Args:
+        name: What the sweep is called.
+        about: In a sentence, what is searched and why.
+        space: The settings that may be tried.
+        run: From settings, seed and folder to numbers by name.
+        objective: The number that counts.
+        direction: Whether it is to be small or large.
     """
 
     name: str
@@ -70,7 +78,12 @@ class Study:
 
 @dataclass(repr=False)
 class Findings(Displayed):
-    """The outcomes of a sweep in the order of its trials; `best` is the one to keep."""
+    """The outcomes of a sweep in the order of its trials; `best` is the one to keep.
+
+    Args:
+        study: What was searched.
+        outcomes: Of all trials, in their order.
+    """
 
     study: Study
     outcomes: list[Outcome] = field(default_factory=list)
@@ -115,33 +128,43 @@ def _short(value: object) -> str:
 
 
 def value_of(study: Study, outcome: Outcome) -> float:
-    """The objective of a finished trial."""
+    """The objective of a finished trial.
+
+    Args:
+        study: What was searched.
+        outcome: A trial that is finished.
+    """
     assert outcome.result is not None
     return float(outcome.result[study.objective])
 
 
+@checked
 def run_study(
     study: Study,
-    trials: int,
+    trials: Count,
     folder: str | Path,
     *,
     sampler: SamplerName = "random",
     engine: engines.EngineName = "local",
-    jobs: int | None = None,
+    jobs: Count | None = None,
     seed: int = 0,
     isolated: bool = True,
     progress: bool = True,
 ) -> Findings:
     """Run the study's trials, those not finished yet, and return all of them.
 
-    ``sampler``: "random", "grid" (at most ``trials`` points) or "optuna". ``seed`` is that of the
-    sampler and of every trial, so that trials differ by their settings alone. ``isolated=False``
-    with ``jobs=1`` saves the start of a worker process; a trial that dies then ends the sweep.
+    Args:
+        study: What is searched.
+        trials: How many settings are tried.
+        folder: Where everything is kept; see the module.
+        sampler: "random", "grid" (at most ``trials`` points) or "optuna".
+        engine: "local" processes, "ray" or "dask".
+        jobs: Trials at a time; None is one per core.
+        seed: Of the sampler and of every trial, so that trials differ by their settings alone.
+        isolated: False with ``jobs=1`` saves the start of a worker process; a trial that dies then
+            ends the sweep.
+        progress: Whether to show a progress bar.
     """
-    if trials < 1:
-        raise DataError(f"trials={trials} must be at least 1")
-    if jobs is not None and jobs < 1:
-        raise DataError(f"jobs={jobs} must be at least 1, or None for one process per core")
     folder = Path(folder)
     source = make_sampler(sampler, study.space, study.direction, trials, seed)
     jobs = jobs or joblib.cpu_count()

@@ -2,7 +2,7 @@
 
 from credo.tools.diagnosis import Diagnosis, diagnose
 from credo.tools.rate_range import RateRange, lr_range_test
-from credo.tools.robust_region import RobustRegion, robust_region, spectral_radius
+from credo.tools.robust_region import RobustRegion, robust_region
 from credo.tools.robust_sgd import RobustRates, robust_rates
 from credo.tools.spectrum import ExtremeEigenvalues, extreme_eigenvalues
 from credo.tools.temperature_tuning import tune_temperature
@@ -18,6 +18,5 @@ __all__ = [
     "lr_range_test",
     "robust_rates",
     "robust_region",
-    "spectral_radius",
     "tune_temperature",
 ]

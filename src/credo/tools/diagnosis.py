@@ -1,8 +1,9 @@
 r"""Is this posterior ignoring the data, balanced, or nearly a point estimate?
 
-A temperature that is too high for the width of the network leaves the prior (document 000); one
-that is too low leaves a single network. Both fail silently: the loss goes down, predictions come
-out. `diagnose` compares the posterior's predictions with those of the prior and with each other.
+A temperature that is too high for the width of the network leaves the prior (Huix et al., 2022);
+one that is too low leaves a single network. Both fail silently: the loss goes down, predictions
+come out. `diagnose` compares the posterior's predictions with those of the prior and with each
+other.
 
 At every input let m, s be the mean and the standard deviation over sampled networks of E[y | f]
 (class probabilities, or the regression's mean), and m₀, s₀ those under the prior:
@@ -37,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ from rich.table import Table
 from torch import Generator, Tensor
 
 from credo.display import Display, Displayed
+from credo.checks import Range, checked
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.families import Delta, Empirical, Family
 from credo.kl import kl, kl_monte_carlo
@@ -77,10 +79,17 @@ State: TypeAlias = Literal["ignoring the data", "balanced", "nearly a point esti
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the posterior predicts at ``num_inputs`` inputs; see the module for the symbols.
+    """What the posterior predicts at some inputs; see the module for the symbols.
 
-    ``mean_output`` is the mean of |E_q f|, ``spread_ratio`` the RMS of s over that of s₀.
-    ``confidence`` and ``entropy`` are means over inputs, for classification.
+    Args:
+        num_inputs: How many inputs these are.
+        distance: Between the predictions of posterior and prior.
+        noise: How large the distance would be by chance.
+        spread_ratio: The RMS of s over that of s₀.
+        mean_output: The mean of |E_q f|.
+        epistemic_share: Of the predicted uncertainty, where it divides.
+        confidence: Mean over inputs, for classification.
+        entropy: Mean over inputs, for classification.
     """
 
     num_inputs: int
@@ -95,11 +104,19 @@ class Predictions:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Displayed):
-    """A verdict, the ``reason`` for it, ``advice``, and the numbers it rests on.
+    """A verdict, and the numbers it rests on.
 
-    ``kl`` is KL(q‖prior) in nats: infinite for a point mass, None where it can't be known (a bag of
-    samples). ``scale_ratio`` is the median of q's scale over the prior's. ``temperature`` is η of
-    the last epoch if training recorded it. ``predictions`` is None without inputs.
+    Args:
+        verdict: What kind of posterior it is.
+        reason: Why.
+        advice: What to change.
+        num_weights: Random weights.
+        num_units: Hidden units.
+        kl: KL(q‖prior) in nats: infinite for a point mass, None where it can't be known (a bag of
+            samples).
+        scale_ratio: The median of q's scale over the prior's.
+        temperature: η of the last epoch, if training recorded it.
+        predictions: At the inputs that were given; None without any.
     """
 
     verdict: State
@@ -119,7 +136,7 @@ class Diagnosis(Displayed):
 
     @property
     def kl_per_unit(self) -> float | None:
-        """KL over the number of hidden units, as document 000 counts."""
+        """KL over the number of hidden units, as Huix et al. (2022) count."""
         return None if self.kl is None else self.kl / self.num_units
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -171,19 +188,24 @@ class Diagnosis(Displayed):
         return table
 
 
+@checked
 def diagnose(
     posterior: Posterior,
     data: Any = None,
     *,
-    samples: int = 64,
+    samples: Annotated[int, Range(2)] = 64,
     generator: Generator | None = None,
 ) -> Diagnosis:
     """What kind of posterior this is, and what to change.
 
-    ``data``: inputs (a tensor, an array, a mapping), or as for `credo.fit` a pair (inputs,
-    targets), a Dataset or a DataLoader; up to 1024 inputs are used, of a loader its first batch.
-    Give inputs of the kind that the network will meet. ``samples`` networks are drawn from the
-    posterior and as many from the prior, with the same noise where both are diagonal Gaussians.
+    Args:
+        posterior: As `credo.fit` returns it.
+        data: Inputs (a tensor, an array, a mapping) of the kind that the network will meet, or as
+            for `credo.fit` a pair (inputs, targets), a Dataset or a DataLoader; up to 1024 inputs
+            are used, of a loader its first batch.
+        samples: Networks drawn from the posterior and as many from the prior, with the same noise
+            where both are diagonal Gaussians.
+        generator: Of the draws.
 
     >>> import torch, credo
     >>> from credo.families import DiagGaussian
@@ -198,8 +220,6 @@ def diagnose(
         raise DataError(
             f"diagnose takes a posterior as credo.fit returns it, not a {type(posterior).__name__}"
         )
-    if samples < 2:
-        raise DataError(f"samples={samples} must be at least 2: one network can't disagree")
     model, q = posterior.model, posterior.q
     prior = model.prior_over_weights()
     with torch.no_grad():

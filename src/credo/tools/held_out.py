@@ -21,7 +21,14 @@ SPLIT_STREAM = 3
 
 @dataclass(frozen=True)
 class Split:
-    """Data for `credo.fit`, data to score, and how many examples each has."""
+    """Data to train on and data to judge by.
+
+    Args:
+        train: What `credo.fit` is given.
+        held_out: What is scored.
+        num_data: Examples to train on.
+        num_held_out: Examples to judge by.
+    """
 
     train: Any
     held_out: Any
@@ -38,7 +45,17 @@ def splits(
     folds: int | None,
     seed: int,
 ) -> list[Split]:
-    """``val_data`` if there is any, else a share of the data, else each of the folds in turn."""
+    """``val_data`` if there is any, else a share of the data, else each of the folds in turn.
+
+    Args:
+        model: What the data are for.
+        data: What `credo.fit` takes.
+        batch_size: That of `credo.fit`.
+        val_data: Data to judge by, if there is any.
+        val_share: Of the data that is held out otherwise.
+        folds: Parts that are held out one after the other.
+        seed: Of the choice.
+    """
     feed = make_feed(data, batch_size, model)
     if val_data is not None:
         held_out = make_feed(val_data, batch_size, model)

@@ -15,7 +15,7 @@ start. At rates too low it stays where it was, then it falls, then it rises agai
 when it is above its start by as much as it had fallen below, and by more than the noise of
 batches explains; or when it is not a number.
 
-The suggestion is a tenth of the rate where the smoothed loss is lowest, the rule of document 003.
+The suggestion is a tenth of the rate where the smoothed loss is lowest, the rule of Book (2020).
 On the embedded digits (64-64-10, 8 epochs, test NLL) it beat rates half a decade below and above
 for SGD, VI, VariationalLaplace, IVON and Vadam, and was next to the best for Adam. The other rule
 in use, `RateRange.steepest`, the rate at which the loss falls fastest for each decade, was too high
@@ -33,7 +33,8 @@ The network is left exactly as it was: weights, buffers, learned noise, mode, ra
     >>> 1e-4 < found.suggestion < 1
     True
 
-Reference: L. Smith, "Cyclical learning rates for training neural networks", 2017; document 003.
+Reference: L. Smith, "Cyclical learning rates for training neural networks", 2017; Book,
+thesis on training Bayesian neural networks, 2020.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from credo.checks import positive
 from credo.display import Display, Displayed
+from credo.checks import Count, Positive, Range, checked
 from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
 from credo.method import Method
 from credo.model import Model
@@ -64,13 +65,17 @@ from credo.types import Batch
 KEPT = 0.9
 """What the running mean keeps: it looks back over ten steps, less than a decade of rates."""
 FEWEST_STEPS = 20
+"""Fewer are too few to see a curve."""
 
 
 @dataclass(frozen=True, repr=False)
 class RateRange(Displayed):
-    """What `lr_range_test` saw: the ``rates`` it tried and the smoothed ``losses`` after them.
+    """What `lr_range_test` saw.
 
-    ``diverged``: the rate at which training came apart, None if it held to the end.
+    Args:
+        rates: The rates that were tried, rising.
+        losses: The smoothed loss after each.
+        diverged: The rate at which training came apart, None if it held to the end.
     """
 
     rates: tuple[float, ...]
@@ -112,7 +117,11 @@ class RateRange(Displayed):
         )
 
     def plot(self, path: str | Path) -> Path:
-        """Draw loss against rate, with the suggestion marked; the file's name says the format."""
+        """Draw loss against rate, with the suggestion marked.
+
+        Args:
+            path: The file to write; its name says the format.
+        """
         with house_style():
             figure = blank_figure(6, 3.6)
             axes = figure.subplots()
@@ -134,28 +143,37 @@ class RateRange(Displayed):
         return save(figure, path)
 
 
+@checked
 def lr_range_test(
     model: Model,
     method: Method,
     data: Any,
     *,
-    start: float = 1e-6,
-    stop: float = 10.0,
-    steps: int = 100,
-    batch_size: int = 128,
+    start: Positive = 1e-6,
+    stop: Positive = 10.0,
+    steps: Annotated[int, Range(FEWEST_STEPS)] = 100,
+    batch_size: Count = 128,
     seed: int = 0,
-    num_data: int | None = None,
+    num_data: Count | None = None,
     progress: bool = True,
 ) -> RateRange:
     """Train for a hundred steps at rising rates, put everything back, and say what was seen.
 
-    ``method`` is any that trains by an optimizer (MAP, VI, VariationalLaplace, VOGN, IVON, Vadam);
-    its own ``lr`` only sets the ratio to the scales' rate. ``data`` is what `credo.fit` takes.
+    Args:
+        model: It is left as it was.
+        method: Any that trains by an optimizer (MAP, VI, VariationalLaplace, VOGN, IVON, Vadam);
+            its own ``lr`` only sets the ratio to the scales' rate.
+        data: What `credo.fit` takes.
+        start: The first rate.
+        stop: The last rate.
+        steps: At most; fewer where training diverges.
+        batch_size: That of `credo.fit`.
+        seed: That of `credo.fit`.
+        num_data: That of `credo.fit`.
+        progress: Whether to show a progress bar.
     """
-    if not positive("start", start) < positive("stop", stop):
+    if not start < stop:
         raise DataError(f"start={start} must be less than stop={stop}")
-    if steps < FEWEST_STEPS:
-        raise DataError(f"steps={steps} are too few to see a curve; take {FEWEST_STEPS} or more")
     feed = make_feed(data, batch_size, model, num_data)
     feed.check(model)
     rates = [start * (stop / start) ** (t / (steps - 1)) for t in range(steps)]

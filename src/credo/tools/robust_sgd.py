@@ -18,7 +18,7 @@ symbols: α the rate, μ ``momentum``, n ``num_data``.
     >>> round(found.low, 4), round(found.high, 4)
     (0.1716, 0.6476)
 
-Reference: Zhang and Mitliagkas 2017; document 003 (3.2, figs. 5.4 and 5.5).
+References: Zhang and Mitliagkas, 2017; Book, 2020 (3.2, figs. 5.4 and 5.5).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from credo.checks import Count, Decay, NotNegative, checked
 from credo.errors import DataError
 from credo.model import Model
 from credo.network.batches import to_device
@@ -40,7 +41,14 @@ from credo.types import Batch
 
 @dataclass(frozen=True)
 class RobustRates:
-    """The bounds ``low`` and ``high`` of SGD's rate at this ``momentum``; ``region`` has others."""
+    """The bounds of SGD's rate at one momentum.
+
+    Args:
+        momentum: The momentum.
+        low: The smallest robust rate.
+        high: The largest robust rate; below ``low`` where none is.
+        region: The rates of other momenta.
+    """
 
     momentum: float
     low: float
@@ -48,21 +56,32 @@ class RobustRates:
     region: RobustRegion
 
 
+@checked
 def robust_rates(
     model: Model,
     data: Any,
-    momentum: float = 0.9,
+    momentum: Decay = 0.9,
     *,
-    temperature: float = 1.0,
-    products: int = 32,
-    batch_size: int = 512,
+    temperature: NotNegative = 1.0,
+    products: Count = 32,
+    batch_size: Count = 512,
     seed: int = 0,
-    num_data: int | None = None,
+    num_data: Count | None = None,
 ) -> RobustRates:
     """Measure the curvature of the MAP loss at the network's weights; what rates are robust?
 
-    ``data`` is what `credo.fit` takes; a part of it will do, as long as ``temperature`` is divided
-    accordingly. Takes ``products`` passes over it. ``temperature=0`` leaves the prior out.
+    Takes ``products`` passes over the data.
+
+    Args:
+        model: At the weights that its network has.
+        data: What `credo.fit` takes; a part of it will do, as long as ``temperature`` is divided
+            accordingly.
+        momentum: Of SGD.
+        temperature: Weight of the prior; 0 leaves it out.
+        products: With the curvature's matrix; see `extreme_eigenvalues`.
+        batch_size: Examples at once.
+        seed: Of the first vector.
+        num_data: That of `credo.fit`.
     """
     feed = make_feed(data, batch_size, model, num_data)
     feed.check(model)

@@ -40,6 +40,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.autodiff.loss import Loss
+from credo.checks import Count, Positive, checked
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.model import Model
 from credo.network.state import evaluating
@@ -48,11 +49,17 @@ from credo.types import Batch, Vector
 
 @dataclass(frozen=True)
 class ExtremeEigenvalues:
-    """What `extreme_eigenvalues` found.
+    """What `extreme_eigenvalues` found. Each error is a residual: an eigenvalue lies within it.
 
-    ``smallest`` may be negative; ``smallest_positive`` is the least Ritz value that is positive
-    beyond rounding, None if there is none. Each ``…_error`` is a residual: an eigenvalue lies
-    within it. ``exact``: the Krylov space was all there is.
+    Args:
+        largest: The largest Ritz value.
+        largest_error: Its residual.
+        smallest: The smallest Ritz value, which may be negative.
+        smallest_error: Its residual.
+        smallest_positive: The least that is positive beyond rounding, None if there is none.
+        smallest_positive_error: Its residual.
+        products: Products that were taken.
+        exact: Whether the Krylov space was all there is.
     """
 
     largest: float
@@ -65,24 +72,26 @@ class ExtremeEigenvalues:
     exact: bool
 
 
+@checked
 def extreme_eigenvalues(
     model: Model,
     data: Batch | Iterable[Batch],
     matrix: Literal["hessian", "ggn"] = "hessian",
     *,
-    products: int = 32,
+    products: Count = 32,
     generator: Generator | None = None,
-    max_memory: float = 2e9,
+    max_memory: Positive = 2e9,
 ) -> ExtremeEigenvalues:
     """The extreme eigenvalues of a model's curvature on data.
 
-    ``data`` is a batch, or batches that can be gone through ``products`` times: a list, a loader.
-    The basis takes ``products`` vectors of the weights' size, refused beyond ``max_memory`` bytes.
+    Args:
+        model: At the weights that its network has.
+        data: A batch, or batches that can be gone through ``products`` times: a list, a loader.
+        matrix: The "hessian" of the loss, or "ggn", its Gauss–Newton matrix.
+        products: How many products are taken; the basis has as many vectors of the weights' size.
+        generator: Of the first vector.
+        max_memory: Bytes that the basis may take.
     """
-    if matrix not in ("hessian", "ggn"):
-        raise DataError(f'matrix must be "hessian" or "ggn", not {matrix!r}')
-    if not isinstance(products, int) or products < 1:
-        raise DataError(f"products must be a whole number, 1 or more, not {products!r}")
     theta = model.random.read(model.flat.vector)
     batches: Iterable[Batch] = [data] if isinstance(data, tuple) else data
     size = theta.numel()
@@ -117,6 +126,11 @@ def lanczos(
     """T's diagonal (k,), its off-diagonal (k − 1,), both float64, and the norm of what is left.
 
     k is less than ``steps`` if the space was exhausted before.
+
+    Args:
+        product: From a vector to its product with the matrix.
+        start: The first vector, of any length but 0.
+        steps: How many products are taken at most.
 
     >>> matrix = torch.diag(torch.tensor([1.0, 2.0, 5.0]))
     >>> diagonal, off, left = lanczos(lambda v: matrix @ v, torch.ones(3), 3)

@@ -24,10 +24,17 @@ from credo.temperature import Balanced
 class TemperatureRow:
     """One temperature: how it was asked for, what it was, and its scores on held-out examples.
 
-    ``eta`` is the weight of the KL, ``tau`` that of `credo.Balanced` (None if η was asked for).
-    ``nll`` is per example, ``ece`` and ``accuracy`` are None unless it is a classifier.
-    ``seconds`` and ``epochs`` of training; after cross-validation sums over the folds, where the
-    scores are means. ``train_nll`` is that expected under q in the last epoch, None without any.
+    After cross-validation times and epochs are sums over the folds, scores are means.
+
+    Args:
+        tau: τ of `credo.Balanced`; None if η was asked for.
+        eta: The weight of the KL.
+        nll: Per example.
+        ece: None unless it is a classifier.
+        accuracy: None unless it is a classifier.
+        seconds: Of training.
+        epochs: Of training.
+        train_nll: Expected under q in the last epoch, None without any.
     """
 
     tau: float | None
@@ -47,12 +54,19 @@ class TemperatureRow:
 
 @dataclass(frozen=True, repr=False)
 class TemperatureSearch(Displayed):
-    """All ``rows`` from the smallest temperature up, and the ``posterior`` at the best one.
+    """All temperatures that were tried, and the posterior at the best one.
 
-    ``temperature`` is the best one as a method takes it. ``cost`` is the training of the whole
-    search, ``refit`` included, in units of one training of ``epochs`` epochs on the same examples.
-    ``doubts`` are the reasons not to trust the choice: a best value at an end of the grid, training
-    that had not converged.
+    Args:
+        rows: From the smallest temperature up.
+        best_index: The row with the lowest NLL.
+        temperature: The best one, as a method takes it.
+        posterior: At the best one.
+        cost: The training of the whole search, ``refit`` included, in units of one training of
+            ``epochs`` epochs on the same examples.
+        folds: Parts of a cross-validation, None without one.
+        refitted: Whether the posterior was trained anew on all data.
+        doubts: Reasons not to trust the choice: a best value at an end of the grid, training that
+            had not converged.
     """
 
     rows: tuple[TemperatureRow, ...]
@@ -112,7 +126,11 @@ class TemperatureSearch(Displayed):
         )
 
     def plot(self, path: str | Path) -> Path:
-        """A picture of NLL, and for a classifier ECE and accuracy, against the temperature."""
+        """A picture of NLL, and for a classifier ECE and accuracy, against the temperature.
+
+        Args:
+            path: The file to write; its name says the format.
+        """
         panels = {"nll": "held-out NLL", "ece": "ECE", "accuracy": "accuracy"}
         shown = [key for key in panels if getattr(self.best, key) is not None]
         balanced = self.best.tau is not None
@@ -139,6 +157,10 @@ def average(
     tables: Sequence[Sequence[TemperatureRow]], sizes: Sequence[int]
 ) -> list[TemperatureRow]:
     """One table of several folds': scores weighted by the folds' sizes, times and epochs added.
+
+    Args:
+        tables: The rows of each fold.
+        sizes: Held-out examples of each fold.
 
     >>> fold = [TemperatureRow(0.1, 0.02, 1.0, None, None, 2.0, 5, 0.9)]
     >>> other = [TemperatureRow(0.1, 0.02, 4.0, None, None, 2.0, 5, 0.9)]

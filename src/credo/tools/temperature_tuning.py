@@ -41,9 +41,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from credo.checks import positive
+from credo.checks import Count, Index, Probability, Range, checked, positive
 from credo.errors import DataError, UnsupportedError
 from credo.method import Method
 from credo.model import Model
@@ -61,41 +61,56 @@ TAUS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 TEMPERATURES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 
+@checked
 def tune_temperature(
     model: Model,
     method: Method,
     data: Any,
     values: Sequence[float] | None = None,
     kind: Literal["balanced", "temperature"] = "balanced",
-    epochs: int | None = None,
-    batch_size: int = 128,
+    epochs: Index | None = None,
+    batch_size: Count = 128,
     seed: int = 0,
     *,
     val_data: Any = None,
-    val_share: float = 0.2,
-    folds: int | None = None,
+    val_share: Probability = 0.2,
+    folds: Annotated[int, Range(2)] | None = None,
     refit: bool = False,
-    samples: int = 32,
+    samples: Count = 32,
     schedule: ScheduleSpec = "constant",
     progress: bool = True,
 ) -> TemperatureSearch:
     """Pick the temperature with the lowest NLL on examples that were not trained on.
 
-    ``values`` are those of τ in `credo.Balanced`, or with ``kind="temperature"`` of η itself. They
-    are scored on ``val_data``, or else on ``val_share`` of ``data``, or by cross-validation in
-    ``folds`` parts, with ``samples`` draws. If ``method`` has a `Balanced` temperature, its ``per``
-    and ``max_temperature`` are kept; values that the latter makes equal are tried once.
+    If ``method`` has a `Balanced` temperature, its ``per`` and ``max_temperature`` are kept; values
+    that the latter makes equal are tried once. The network starts from its current weights and is
+    left at the mean of the posterior that is returned.
 
-    The result's ``posterior`` is that of the path at the best value, from the training part alone.
-    ``refit=True`` trains it anew on all of ``data``; after cross-validation that is always done.
-    The network starts from its current weights and is left at that posterior's mean.
+    Args:
+        model: What is trained.
+        method: Any that has a ``temperature``: VI, VariationalLaplace, VOGN, IVON, Vadam, MAP; also
+            Laplace, which with no epochs takes one pass for each value.
+        data: What `credo.fit` takes.
+        values: Those of τ in `credo.Balanced`, or with ``kind="temperature"`` of η itself.
+        kind: What the values are: "balanced" for τ, "temperature" for η.
+        epochs: Of the first value, and of the last training if there is one.
+        batch_size: That of `credo.fit`.
+        seed: Of the split and the trainings.
+        val_data: What the values are scored on.
+        val_share: Of ``data`` that is held out where there is no ``val_data``.
+        folds: Parts of a cross-validation, instead of one split.
+        refit: Whether to train anew at the best value on all of ``data``; after cross-validation
+            that is always done. Otherwise the posterior is that of the path, from the training part
+            alone.
+        samples: Draws of the weights by which is scored.
+        schedule: Of the learning rates, which runs its course at every value.
+        progress: Whether to show a progress bar.
 
-    ``method`` is any that has a ``temperature``: VI, VariationalLaplace, VOGN, IVON, Vadam, MAP;
-    also Laplace, which with no epochs takes one pass for each value. ``schedule`` of the learning
-    rates runs its course at every value.
+    Returns:
+        The rows of all values and the posterior at the best one.
     """
     epochs = method.default_epochs if epochs is None else epochs
-    _refuse_misfits(method, epochs, val_data, val_share, folds)
+    _refuse_misfits(method, epochs, val_data, folds)
     asked = _temperatures(method, kind, values)
     parts = held_out.splits(model, data, batch_size, val_data, val_share, folds, seed)
     tried = _distinct(asked, model, parts[0].num_data)
@@ -141,9 +156,7 @@ def tune_temperature(
     return search
 
 
-def _refuse_misfits(
-    method: Method, epochs: int, val_data: Any, val_share: float, folds: int | None
-) -> None:
+def _refuse_misfits(method: Method, epochs: int, val_data: Any, folds: int | None) -> None:
     name = type(method).__name__
     if not is_dataclass(method) or "temperature" not in {f.name for f in fields(method)}:
         raise UnsupportedError(
@@ -156,7 +169,7 @@ def _refuse_misfits(
             f"{name}'s temperature is a schedule, which a search over constants would drop: give "
             "it a number or credo.Balanced, or compare schedules by credo.fit(val_data=…)"
         )
-    if epochs < 0 or (epochs == 0 and method.default_epochs):
+    if epochs == 0 and method.default_epochs:
         raise DataError(f"epochs={epochs} must be at least 1: {name} learns by training")
     if val_data is not None and folds is not None:
         raise DataError("val_data and folds are two ways to hold out examples: choose one")
@@ -165,18 +178,12 @@ def _refuse_misfits(
             f"with epochs=0 {name} takes the network as it is, and a part of the data that it was "
             "trained on is not held out: give val_data"
         )
-    if not 0 < val_share < 1:
-        raise DataError(f"val_share={val_share} must lie between 0 and 1")
-    if folds is not None and folds < 2:
-        raise DataError(f"folds={folds} must be at least 2, or None for a single split")
 
 
 def _temperatures(
     method: Method, kind: str, values: Sequence[float] | None
 ) -> list[float | Balanced]:
     """What the values mean for this method, from the smallest up."""
-    if kind not in ("balanced", "temperature"):
-        raise DataError(f'kind={kind!r} must be "balanced" (τ) or "temperature" (η)')
     default = TAUS if kind == "balanced" else TEMPERATURES
     chosen = list(default if values is None else values)
     name = "τ" if kind == "balanced" else "the temperature"

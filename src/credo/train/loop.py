@@ -204,7 +204,7 @@ class _Run:
             **self.rates.summary(),
         }
         if "kl" in record:
-            # ELBO_η of document 000, in nats over the whole data set.
+            # ELBO_η of Huix et al. (2022), in nats over the whole data set.
             record["elbo"] = -nll * self.feed.num_data - record["temperature"] * record["kl"]
         return record
 

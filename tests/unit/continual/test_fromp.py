@@ -8,10 +8,10 @@ from torch import nn
 
 import credo
 import credo.train.loop
-from credo.continual import FROMP, MaskedHead, MultiHead, Naive, Stream, Task, Training, run, split
+from credo.continual import FROMP, MultiHead, Naive, Stream, Task, Training, run, split
 from credo.continual.coreset import choose, divided, k_centres
 from credo.continual.functional_penalty import Anchor, FunctionalPenalty, prediction_kernels
-from credo.continual.penalised import Penalised
+from credo.continual.regularised import RegularisedMAP
 from credo.errors import DataError, UnsupportedError
 from credo.train.progress import Reporter
 
@@ -79,7 +79,7 @@ def test_one_task_is_ordinary_training(variant):
         each.learn(stream[0], progress=False)
     assert torch.equal(learner.model.flat.vector, naive.model.flat.vector)
     plain = model_for(stream)
-    method = Penalised(lr=SETTINGS.lr, clip=SETTINGS.clip)
+    method = RegularisedMAP(lr=SETTINGS.lr, clip=SETTINGS.clip)
     credo.fit(plain, method, stream[0].train_data, epochs=2, batch_size=32, progress=False)
     assert torch.equal(learner.model.flat.vector, plain.flat.vector)
 
@@ -121,13 +121,7 @@ def test_old_predictions_are_held_where_naive_training_loses_them():
     assert kept > 0.95 > 0.9 > naive
 
 
-def test_masked_heads_and_one_logit_are_taken():
-    stream = stream_of(2)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
-    masked = credo.Model(MaskedHead(net, [(0, 1), (2, 3)]), credo.likelihoods.Categorical())
-    report = run(FROMP(masked, SETTINGS, size=10), stream, progress=False)
-    assert report.accuracy.shape == (2, 2)
+def test_one_logit_is_taken():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     model = credo.Model(
         nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), credo.likelihoods.Bernoulli()
@@ -143,7 +137,7 @@ def test_the_network_is_in_eval_mode_at_the_memory_and_in_its_own_beside_it():
     learner = learner_for(stream, "fromp")
     learner.learn(stream[0], progress=False)
     regulariser = learner.regulariser(stream[1])
-    state = Penalised(regulariser=regulariser).init(learner.model, 120)
+    state = RegularisedMAP(regulariser=regulariser).init(learner.model, 120)
     learner.model.net.train()
     statistics = [b.clone() for b in learner.model.net.buffers()]
     assert regulariser.value(state) == pytest.approx(0.0, abs=1e-6)
@@ -177,8 +171,8 @@ def test_names_tell_the_variants_apart():
     [
         ({"size": 0}, "size"),
         ({"temperature": 0.0}, "temperature"),
-        ({"kernel": "rbf"}, "kernel='rbf'"),
-        ({"choice": "best"}, "choice='best'"),
+        ({"kernel": "rbf"}, "kernel must be one of 'posterior', 'identity', but it is 'rbf'"),
+        ({"choice": "best"}, "choice must be one of .*, but it is 'best'"),
         ({"jitter": -1.0}, "jitter"),
     ],
 )

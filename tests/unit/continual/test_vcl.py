@@ -206,9 +206,9 @@ def test_natural_steps_hold_fast_what_yesterday_knew_precisely():
 def test_what_cannot_be_meant_is_refused():
     stream = stream_of(1)
     model = model_for(stream)
-    with pytest.raises(DataError, match="coreset_size=-1"):
+    with pytest.raises(DataError, match=r"coreset_size must be .* but it is -1"):
         VCL(model, ADAM, coreset_size=-1)
-    with pytest.raises(DataError, match="choice='all'"):
+    with pytest.raises(DataError, match=r"coreset must be one of .*, but it is 'all'"):
         VCL(model, ADAM, coreset="all")
     laplace = credo.Model(model.net, model.likelihood, credo.priors.Laplace(scale=1.0))
     with pytest.raises(UnsupportedError, match="Gaussian prior"):

@@ -99,7 +99,7 @@ def test_threads_are_put_back_after_running_in_this_process():
 
 
 def test_bad_requests_are_refused(tmp_path):
-    with pytest.raises(DataError, match="jobs=0 must be at least 1"):
+    with pytest.raises(DataError, match="jobs must be a whole number of at least 1"):
         run_many(lambda trial, folder: {}, [{"x": 1}], jobs=0)
     place = tmp_path / f"trial-{trial_key({'x': 1})}"
     place.mkdir()

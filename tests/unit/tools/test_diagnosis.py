@@ -33,7 +33,7 @@ KINDS = pytest.mark.parametrize("kind", LIKELIHOODS)
 
 
 class WideNet(nn.Module):
-    """Document 000's network: an average over neurons."""
+    """The network of Huix et al. (2022): an average over neurons."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_its_advice_cures_the_wide_network() -> None:
 
 
 def test_an_average_over_many_units_has_no_spread_to_raise() -> None:
-    """Document 000's limit: Var f = O(1/N) under the prior as well, and no η changes that."""
+    """Huix et al. (2022): Var f = O(1/N) under the prior as well, and no η changes that."""
     net = WideNet(2000, 3)
     model = credo.Model(net, LIKELIHOODS["classification"], credo.priors.Normal(scale=0.5))
     prior = model.prior_over_weights()

@@ -142,7 +142,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         credo.lr_range_test(subject, WithoutOptimizer(), (X, Y), progress=False)
     with pytest.raises(DataError, match="less than stop"):
         credo.lr_range_test(subject, credo.MAP(), (X, Y), start=1.0, stop=0.1)
-    with pytest.raises(DataError, match="steps=5 are too few"):
+    with pytest.raises(DataError, match="steps must be a whole number of at least 20, but it is 5"):
         credo.lr_range_test(subject, credo.MAP(), (X, Y), steps=5)
     with pytest.raises(ConvergenceError, match="diverged at its first steps"):
         credo.lr_range_test(

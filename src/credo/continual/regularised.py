@@ -7,13 +7,13 @@ symbols: R a `Regulariser`, a its ``loss_weight`` (1). R has a closed gradient o
 regularisation: `Regulariser.term`, which joins the graph of the loss before the backward pass), or
 watches the steps (SI: `Regulariser.stepped`).
 
-`Penalised` is `credo.MAP` plus R, with the norm of the whole gradient clipped if ``clip`` says so.
-Without R it takes MAP's steps, bit for bit.
+`RegularisedMAP` is `credo.MAP` plus R, with the norm of the whole gradient clipped if ``clip`` says
+so. Without R it takes MAP's steps, bit for bit.
 
     >>> import torch, credo
     >>> model = credo.Model(torch.nn.Linear(1, 1), credo.likelihoods.Gaussian(scale=1.0))
     >>> x = torch.linspace(-1, 1, 8)[:, None]
-    >>> _ = credo.fit(model, Penalised(lr=0.1), (x, 3 * x), epochs=150, progress=False)
+    >>> _ = credo.fit(model, RegularisedMAP(lr=0.1), (x, 3 * x), epochs=150, progress=False)
     >>> round(model.net.weight.item(), 1)
     3.0
 """
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import positive
+from credo.checks import Positive, checked
 from credo.map import MAP, MAPState
 from credo.method import Info, refuse_nonfinite
 from credo.model import Model
@@ -46,20 +46,40 @@ class Regulariser:
     loss_weight: float = 1.0
 
     def begin(self, state: MAPState) -> None:
-        """Before the first step, at the weights that training starts from."""
+        """Before the first step, at the weights that training starts from.
+
+        Args:
+            state: Of the training.
+        """
 
     def term(self, state: MAPState) -> Tensor | None:
-        """A scalar to be added to the loss before its backward pass."""
+        """A scalar to be added to the loss before its backward pass.
+
+        Args:
+            state: Of the training.
+        """
         return None
 
     def add_gradient(self, state: MAPState) -> None:
-        """Add ∇R to ``state.gradient``, which holds the gradient of the loss and ``term``."""
+        """Add ∇R to ``state.gradient``, which holds the gradient of the loss and ``term``.
+
+        Args:
+            state: Of the training.
+        """
 
     def stepped(self, state: MAPState) -> None:
-        """After a step."""
+        """After a step.
+
+        Args:
+            state: Of the training.
+        """
 
     def value(self, state: MAPState) -> float:
-        """R at the present weights, logged once per epoch."""
+        """R at the present weights, logged once per epoch.
+
+        Args:
+            state: Of the training.
+        """
         return 0.0
 
     def pack(self) -> tuple[dict[str, Tensor], Json]:
@@ -67,37 +87,56 @@ class Regulariser:
         return {}, {}
 
     def unpack(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
-        """The inverse of ``pack``, after ``begin``."""
+        """The inverse of ``pack``, after ``begin``.
+
+        Args:
+            tensors: Those of ``pack``.
+            meta: The JSON of ``pack``.
+        """
 
     def config(self) -> Json:
         """Its settings, for the run folder."""
         return {"type": type(self).__name__}
 
 
+@checked
 @dataclass(frozen=True)
-class Penalised(MAP):
+class RegularisedMAP(MAP):
     """`MAP` with a regulariser; by default without a prior.
 
-    ``clip`` is the largest norm that a gradient may have, prior aside.
+    Args:
+        temperature: Weight of the prior.
+        optimizer: Its name, or a function that makes one.
+        lr: The optimizer's rate.
+        default_epochs: How long `credo.fit` trains when it is not told.
+        penalty: In the prior's place; see `credo.MAP`.
+        regulariser: R.
+        clip: The largest norm that a gradient may have, prior aside; None leaves all as they are.
     """
 
     temperature: Temperature = 0.0
     regulariser: Regulariser = field(default_factory=Regulariser)
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip is not None:
-            positive("clip", self.clip)
+    clip: Positive | None = None
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> MAPState:
-        """Start from the network's current weights."""
+        """Start from the network's current weights.
+
+        Args:
+            model: What is trained.
+            num_data: Examples of the task.
+            generator: Not needed.
+        """
         state = super().init(model, num_data, generator)
         self.regulariser.begin(state)
         return state
 
     def update(self, state: MAPState, batch: Batch) -> tuple[MAPState, Info]:
-        """One optimizer step on one minibatch."""
+        """One optimizer step on one minibatch.
+
+        Args:
+            state: Of the training.
+            batch: Inputs and targets.
+        """
         state.clock.begin(state.num_data, len(batch[1]))
         nll = state.model.mean_nll(batch)
         weight = self.regulariser.loss_weight
@@ -118,11 +157,19 @@ class Penalised(MAP):
         return state, Info(nll.item(), {})
 
     def summary(self, state: MAPState) -> dict[str, Any]:
-        """MAP's, and R."""
+        """MAP's, and R.
+
+        Args:
+            state: Of the training.
+        """
         return {**super().summary(state), "regulariser": self.regulariser.value(state)}
 
     def pack(self, state: MAPState) -> tuple[dict[str, Tensor], Json]:
-        """MAP's, and what the regulariser has gathered."""
+        """MAP's, and what the regulariser has gathered.
+
+        Args:
+            state: Of the training.
+        """
         tensors, meta = super().pack(state)
         more, facts = self.regulariser.pack()
         return {**tensors, **{f"regulariser.{k}": v for k, v in more.items()}}, {
@@ -130,7 +177,13 @@ class Penalised(MAP):
         }  # fmt: skip
 
     def unpack(self, state: MAPState, tensors: Mapping[str, Tensor], meta: Json) -> MAPState:
-        """The inverse of ``pack``."""
+        """The inverse of ``pack``.
+
+        Args:
+            state: A fresh one of the same model.
+            tensors: Those of ``pack``.
+            meta: The JSON of ``pack``.
+        """
         state = super().unpack(state, tensors, meta)
         self.regulariser.unpack(under("regulariser.", tensors), meta["regulariser"])
         return state
@@ -139,7 +192,7 @@ class Penalised(MAP):
         """The settings, for the run folder."""
         return {
             **super().config(),
-            "type": "Penalised",
+            "type": "RegularisedMAP",
             "regulariser": self.regulariser.config(),
             "clip": self.clip,
         }
