@@ -32,6 +32,7 @@ the code that uses it.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -228,12 +229,14 @@ def constraints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    # A dataclass's own constructor has strings that only its module can read; its fields' types
-    # come from the class.
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError:
-        return {}
+    # One by one: an alias of another module, or a dataclass's inherited field, may have names that
+    # can't be read here, and the others are checked all the same.
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        one = types.SimpleNamespace(__annotations__={name: annotation})
+        with contextlib.suppress(NameError):
+            names = getattr(function, "__globals__", {})
+            hints |= get_type_hints(one, globalns=names, include_extras=True)
     hints.pop("return", None)
     for name, hint in list(hints.items()):
         if get_origin(hint) is Unpack:  # ``**options`` of a TypedDict: each is a parameter

@@ -36,8 +36,8 @@ import joblib
 
 from credo import storage
 from credo import workers as engines
-from credo.display import Display, Displayed
 from credo.checks import Count, checked
+from credo.display import Display, Displayed
 from credo.errors import DataError, NonFiniteError
 from credo.sweep import table
 from credo.sweep.attempt import Outcome

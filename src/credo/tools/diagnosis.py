@@ -45,8 +45,8 @@ import torch
 from rich.table import Table
 from torch import Generator, Tensor
 
-from credo.display import Display, Displayed
 from credo.checks import Range, checked
+from credo.display import Display, Displayed
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.families import Delta, Empirical, Family
 from credo.kl import kl, kl_monte_carlo

@@ -49,8 +49,8 @@ from typing import Annotated, Any
 
 import torch
 
-from credo.display import Display, Displayed
 from credo.checks import Count, Positive, Range, checked
+from credo.display import Display, Displayed
 from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
 from credo.method import Method
 from credo.model import Model
