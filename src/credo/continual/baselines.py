@@ -11,8 +11,12 @@ learner     trains task t on                                                 car
 The remembered examples are a random choice from each task's training data, the same number of each
 class (``choice="balanced"``) or as they come (``"random"``); each step sees ``batch_size`` of them.
 
-    >>> Replay.__init__.__kwdefaults__
-    {'size': 200, 'weight': 1.0, 'choice': 'balanced'}
+    >>> import credo
+    >>> model = credo.Model(torch.nn.Linear(64, 10), credo.likelihoods.Categorical())
+    >>> learner = Replay(model, Training(epochs=1), size=20)
+    >>> learner.learn(credo.continual.permuted("digits", num_data=100)[0], progress=False)
+    >>> learner.memory_bytes                                      # of 20 images and their labels
+    5280
 """
 
 from __future__ import annotations
