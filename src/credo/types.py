@@ -100,15 +100,28 @@ class FlatDistribution(Protocol):
         ...
 
     def log_prob(self, w: Vector) -> Tensor:
-        """Log-density summed over the last dimension: (..., P) → (...)."""
+        """Log-density summed over the last dimension: (..., P) → (...).
+
+        Args:
+            w: Weights, (..., P).
+        """
         ...
 
     def grad_log_prob(self, w: Vector) -> Tensor:
-        """∇_w log p(w) in closed form: (..., P) → (..., P)."""
+        """∇_w log p(w) in closed form: (..., P) → (..., P).
+
+        Args:
+            w: Weights, (..., P).
+        """
         ...
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """Draws, (n, P)."""
+        """Draws, (n, P).
+
+        Args:
+            n: How many.
+            generator: Where the randomness comes from; torch's global generator if it isn't given.
+        """
         ...
 
 
@@ -116,7 +129,12 @@ class Prior(Protocol):
     """A rule that gives every weight of any network its prior distribution."""
 
     def on(self, segments: Sequence[Segment], like: Vector) -> FlatDistribution:
-        """The prior over these segments, with the dtype and device of the flat vector ``like``."""
+        """The prior over these segments, with the dtype and device of the flat vector ``like``.
+
+        Args:
+            segments: The parameters that the distribution is over, one after the other.
+            like: A vector whose dtype and device the distribution takes.
+        """
         ...
 
     def config(self) -> Json:

@@ -28,7 +28,8 @@ and other vectors, normalisation layers and frozen weights are not, unless ``wei
 
 In `credo.fit`: ``credo.MAP(penalty="group_lasso")``. The priors themselves, for methods that need
 more than a pull: `credo.priors.Normal.fan_in`, `Laplace.fan_in`, `GroupLasso.fan_in`,
-`ElasticNet.fan_in`. Reference: document 001.
+`ElasticNet.fan_in`. Reference: P. Wolinski, G. Charpiat
+and Y. Ollivier, "Interpreting a penalty as the influence of a Bayesian prior", 2020.
 """
 
 from credo.penalties.factors import KINDS, Kind

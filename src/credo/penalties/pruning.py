@@ -48,6 +48,11 @@ def prune(net: nn.Sequential, threshold: float = 0.0, groups: Side = "incoming")
     layers, elementwise activations, dropout, pooling, batch norm and Flatten; anything else is
     refused by name. Inputs and outputs of the network stay, and of every layer at least one unit.
 
+    Args:
+        net: The chain of layers; it is left as it is.
+        threshold: The largest norm of a group that counts as empty.
+        groups: "incoming" for the weights into a unit, "outgoing" for those out of it.
+
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     >>> with torch.no_grad():
     ...     _ = net[0].weight[1:4].zero_()

@@ -34,11 +34,15 @@ from credo.types import Json, Segment, Vector
 class Penalty:
     """λ Σ_ℓ λ_ℓ·r(θ_ℓ), added to a loss that is a MEAN over examples.
 
-    ``kind`` is r; ``lam`` is λ, a number or "bayesian" for 1/num_data; ``factors`` are the λ_ℓ:
-    "bayesian", "usual", or a mapping from names (or globs) of layers or weights to numbers.
-    ``gain`` widens the prior that "bayesian" factors stand for to the variance gain²/fan-in.
-    ``l1_ratio`` is the elastic net's ρ. ``weights`` are names or globs of what is penalised; None
-    means all matrices and kernels outside of norm layers.
+    Args:
+        kind: r: "l2", "l1", "group_lasso", "group_lasso_transposed" or "elastic_net".
+        lam: λ, a number, or "bayesian" for 1/num_data.
+        factors: The λ_ℓ: "bayesian", "usual", or numbers by the names (or globs) of layers or
+            weights.
+        gain: Widens the prior that Bayesian factors stand for to the variance gain²/fan-in.
+        l1_ratio: ρ, the elastic net's share of absolute values.
+        weights: Names or globs of what is penalised; None for all matrices and kernels outside of
+            norm layers.
 
     >>> Penalty("l1", lam=1e-4, factors={"*": 1.0}).config()["factors"]
     [['*', 1.0]]
@@ -63,7 +67,11 @@ class Penalty:
             object.__setattr__(self, "weights", tuple(self.weights))
 
     def strength(self, num_data: int | None = None) -> float:
-        """λ."""
+        """λ.
+
+        Args:
+            num_data: The number of training examples; needed for ``lam="bayesian"``.
+        """
         if self.lam != "bayesian":
             return float(self.lam)
         if num_data is None:
@@ -74,12 +82,21 @@ class Penalty:
         return 1 / positive("num_data", num_data)
 
     def coefficients(self, segments: Sequence[Segment]) -> list[float]:
-        """λ_ℓ of each of these tensors."""
+        """λ_ℓ of each of these tensors.
+
+        Args:
+            segments: The tensors, as places in a flat vector.
+        """
         rule = as_table(self.factors)
         return [factor(self.kind, s, rule, self.gain, self.l1_ratio) for s in segments]
 
     def terms(self, segments: Sequence[Segment], weight: float) -> Terms:
-        """``weight`` Σ_ℓ λ_ℓ r(θ_ℓ) over these tensors."""
+        """``weight`` Σ_ℓ λ_ℓ r(θ_ℓ) over these tensors.
+
+        Args:
+            segments: The tensors, as places in a flat vector.
+            weight: What all of them are multiplied by.
+        """
         scaled = tuple(weight * c for c in self.coefficients(segments))
         if self.kind == "l1":
             return Terms(absolute=scaled)
@@ -93,6 +110,10 @@ class Penalty:
 
     def value(self, net: nn.Module, num_data: int | None = None) -> Tensor:
         """The penalty of the network's weights: a scalar to add to a mean loss.
+
+        Args:
+            net: The network.
+            num_data: The number of training examples; needed for ``lam="bayesian"``.
 
         >>> net = nn.Linear(2, 3)
         >>> _ = nn.init.ones_(net.weight)
@@ -115,6 +136,11 @@ class Penalty:
         """The penalty over a flat vector of these segments, in the order given.
 
         Those of them that are not penalised get no pull.
+
+        Args:
+            segments: The tensors that the vector is made of, one after the other.
+            like: A vector whose dtype and device count.
+            num_data: The number of training examples.
         """
         chosen = penalised(segments, self.weights)
         places, offset = {}, 0
@@ -144,6 +170,11 @@ class FlatPenalty:
 
     It has no normaliser and no draws; where ``lam`` is 1/num_data and the factors are Bayesian,
     the priors of `credo.priors` have both.
+
+    Args:
+        terms: The penalty, times −num_data.
+        places: Where in the vector each penalised tensor lies, and its shape.
+        size: P, the number of weights.
     """
 
     terms: Terms
@@ -151,11 +182,19 @@ class FlatPenalty:
     size: int
 
     def log_prob(self, w: Vector) -> Tensor:
-        """−num_data·λ Σ_ℓ λ_ℓ r(θ_ℓ): (P,) → ()."""
+        """−num_data·λ Σ_ℓ λ_ℓ r(θ_ℓ): (P,) → ().
+
+        Args:
+            w: Weights, (P,).
+        """
         return self.terms.value(self._tensors(w))
 
     def grad_log_prob(self, w: Vector) -> Tensor:
-        """Its gradient, (P,)."""
+        """Its gradient, (P,).
+
+        Args:
+            w: Weights, (P,).
+        """
         pull = torch.zeros_like(w)
         torch._foreach_copy_(self._tensors(pull), self.terms.gradients(self._tensors(w)))
         return pull
@@ -178,9 +217,20 @@ def penalty(
 ) -> Tensor:
     """λ Σ_ℓ λ_ℓ·r(θ_ℓ) of the network's weights, for a loss that is a mean over examples.
 
-    ``num_data``, the number of training examples, is needed for ``lam="bayesian"``, 1/num_data:
-    a batch does not know it. The rest is as in `Penalty`. At a kink (a weight or group that is
-    zero) the gradient is zero.
+    A batch does not know ``num_data``, so ``lam="bayesian"`` needs to be told it. At a kink (a
+    weight or group that is zero) the gradient is zero.
+
+    Args:
+        net: The network.
+        kind: r: "l2", "l1", "group_lasso", "group_lasso_transposed" or "elastic_net".
+        lam: λ, a number, or "bayesian" for 1/num_data.
+        num_data: The number of training examples; needed for ``lam="bayesian"``.
+        factors: The λ_ℓ: "bayesian", "usual", or numbers by the names (or globs) of layers or
+            weights.
+        gain: Widens the prior that Bayesian factors stand for to the variance gain²/fan-in.
+        l1_ratio: ρ, the elastic net's share of absolute values.
+        weights: Names or globs of what is penalised; None for all matrices and kernels outside of
+            norm layers.
 
     >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> penalty(net, "group_lasso", num_data=50_000).backward()
@@ -204,6 +254,16 @@ def layer_factors(
 
     ``factors="bayesian"`` makes e^(−λ_ℓ r) a prior of variance gain²/fan-in; ``"usual"`` is what is
     common: 1, and for groups the root of their size. ``l1_ratio`` is for the elastic net alone.
+
+    Args:
+        net: The network.
+        kind: r: "l2", "l1", "group_lasso", "group_lasso_transposed" or "elastic_net".
+        factors: The λ_ℓ: "bayesian", "usual", or numbers by the names (or globs) of layers or
+            weights.
+        gain: Widens the prior that Bayesian factors stand for to the variance gain²/fan-in.
+        l1_ratio: ρ, the elastic net's share of absolute values.
+        weights: Names or globs of what is penalised; None for all matrices and kernels outside of
+            norm layers.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 16, 5), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16, 2))
     >>> layer_factors(net, "l2")

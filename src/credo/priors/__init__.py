@@ -63,6 +63,9 @@ def from_config(config: Json) -> Prior:
     A family that served as a prior is not built here: its config only names it, and its tensors
     are stored beside it, for `credo.families.unpack`.
 
+    Args:
+        config: The type's name under ``type``, and its settings.
+
     >>> from_config(Normal.kaiming().config())
     Normal(scale=Kaiming(a=0.0), mean=0.0)
     """

@@ -29,6 +29,10 @@ class NoPrior:
 
     A value, not an error: it is false where a prior is true, and refuses to be used as one.
 
+    Args:
+        reason: Why there is none.
+        evidence: The numbers that show it, by name.
+
     >>> answer = NoPrior("A depends on σ", {"sigma": (0.1, 0.5)})
     >>> bool(answer)
     False

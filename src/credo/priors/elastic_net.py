@@ -45,6 +45,11 @@ class ElasticNet:
     ``scale`` is the standard deviation, a number or a rule of `credo.priors.scales`, and decides λ.
     There is no ½ before the square: scikit-learn's ``ElasticNet`` has one.
 
+    Args:
+        scale: The standard deviation: a number, or a rule of `credo.priors.scales`.
+        l1_ratio: The share ρ of the absolute values, strictly between 0 and 1; the rest is the
+            squares'.
+
     >>> segment = Segment("w", (1,), 0, 1, fan_in=1, fan_out=1, layer="", layer_type="Linear")
     >>> ElasticNet(scale=1.0).on([segment], like=torch.zeros(1)).grad_log_prob(torch.ones(1))
     tensor([-1.0789])
@@ -59,7 +64,13 @@ class ElasticNet:
 
     @classmethod
     def fan_in(cls, gain: float = 1.0, l1_ratio: float = 0.5) -> Self:
-        """Variance gain²/fan_in."""
+        """Variance gain²/fan_in.
+
+        Args:
+            gain: The standard deviation, times √fan_in.
+            l1_ratio: The share ρ of the absolute values, strictly between 0 and 1; the rest is the
+                squares'.
+        """
         return cls(FanIn(gain), l1_ratio)
 
     def on(self, segments: Sequence[Segment], like: Vector) -> FlatElasticNet:
@@ -126,7 +137,13 @@ def elastic_rate(scale: float, l1_ratio: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class FlatElasticNet:
-    """Independent densities ∝ e^(−a|w| − bw²) with a ``absolute`` and b ``square``, all (P,)."""
+    """Independent densities ∝ e^(−a|w| − bw²) with a ``absolute`` and b ``square``, all (P,).
+
+    Args:
+        absolute: a, the coefficients of |w|.
+        square: b, the coefficients of w².
+        scale: The standard deviations.
+    """
 
     absolute: Vector
     square: Vector

@@ -6,7 +6,8 @@ symbols: w_g the n weights of a group, λ its rate. The direction of w_g is unif
 ‖w_g‖ ~ Gamma(n, rate λ), so that a weight has the variance E‖w_g‖²/n = (n + 1)/λ²; a standard
 deviation ``scale`` means **λ = √(n + 1)/scale**. Groups of one make it the Laplace prior.
 
-Reference: document 001, with the table of FORMULAS B.
+Reference: P. Wolinski, G. Charpiat and Y. Ollivier, "Interpreting a penalty as the influence of a
+Bayesian prior", 2020.
 """
 
 from __future__ import annotations
@@ -108,9 +109,13 @@ class GroupLasso:
     """Density ∝ e^(−λ‖w_g‖₂) for every group of weights, with λ = √(n + 1)/scale.
 
     ``scale`` is the standard deviation of each weight, a number or a rule of
-    `credo.priors.scales`; `fan_in` is the choice of document 001. ``groups="incoming"`` groups the
-    weights into a unit, ‖W‖_{2,1}, and ``"outgoing"`` those out of an input, ‖Wᵀ‖_{2,1}. Biases
-    and other vectors are groups of one.
+    `credo.priors.scales`; `fan_in` is the choice of Wolinski, Charpiat & Ollivier (2020).
+    ``groups="incoming"`` groups the weights into a unit, ‖W‖_{2,1}, and ``"outgoing"`` those out of
+    an input, ‖Wᵀ‖_{2,1}. Biases and other vectors are groups of one.
+
+    Args:
+        scale: The standard deviation of a weight: a number, or a rule of `credo.priors.scales`.
+        groups: "incoming" for the weights into a unit, "outgoing" for those out of an input.
 
     >>> layer = Segment("w", (2, 3), 0, 6, fan_in=3, fan_out=2, layer="", layer_type="Linear")
     >>> prior = GroupLasso.fan_in().on([layer], like=torch.zeros(6))
@@ -129,7 +134,12 @@ class GroupLasso:
 
     @classmethod
     def fan_in(cls, gain: float = 1.0, groups: Side = "incoming") -> Self:
-        """Variance gain²/fan_in."""
+        """Variance gain²/fan_in.
+
+        Args:
+            gain: The standard deviation, times √fan_in.
+            groups: "incoming" for the weights into a unit, "outgoing" for those out of an input.
+        """
         return cls(FanIn(gain), groups)
 
     def on(self, segments: Sequence[Segment], like: Vector) -> FlatGroupLasso:
@@ -149,7 +159,13 @@ class GroupLasso:
 
 @dataclass(frozen=True, eq=False)
 class FlatGroupLasso:
-    """Groups of weights, segment by segment: how each is laid out, its rate λ, and all scales."""
+    """Groups of weights, segment by segment: how each is laid out, its rate λ, and all scales.
+
+    Args:
+        layouts: Each segment's groups.
+        rates: Each segment's λ.
+        scale: Standard deviations of all weights, (P,).
+    """
 
     layouts: tuple[GroupLayout, ...]
     rates: tuple[float, ...]

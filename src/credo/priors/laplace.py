@@ -22,6 +22,9 @@ class Laplace:
     ``torch.distributions.Laplace(0, b)``, which has standard deviation √2·b. An L1 penalty λ‖w‖₁ is
     the prior with scale = √2/λ. ``scale`` may be a rule of `credo.priors.scales`.
 
+    Args:
+        scale: The standard deviation, √2·b: a number, or a rule of `credo.priors.scales`.
+
     >>> import torch
     >>> segment = Segment("w", (1,), 0, 1, fan_in=1, fan_out=1, layer="", layer_type="Linear")
     >>> Laplace(scale=2.0).on([segment], like=torch.zeros(1)).log_prob(torch.tensor([2.0]))
@@ -37,7 +40,11 @@ class Laplace:
 
     @classmethod
     def fan_in(cls, gain: float = 1.0) -> Self:
-        """Variance gain²/fan_in: the prior of an L1 penalty λ = √(2·fan_in)/gain."""
+        """Variance gain²/fan_in: the prior of an L1 penalty λ = √(2·fan_in)/gain.
+
+        Args:
+            gain: The standard deviation, times √fan_in.
+        """
         return cls(FanIn(gain))
 
     def on(self, segments: Sequence[Segment], like: Vector) -> FlatLaplace:
@@ -51,7 +58,11 @@ class Laplace:
 
 @dataclass(frozen=True, eq=False)
 class FlatLaplace:
-    """Independent centred Laplace densities with standard deviations ``scale`` (P,)."""
+    """Independent centred Laplace densities with standard deviations ``scale`` (P,).
+
+    Args:
+        scale: Standard deviations, (P,).
+    """
 
     scale: Vector
 

@@ -32,6 +32,10 @@ class Normal:
 
     Weight decay λ (a loss with ½λ‖w‖² per example, n examples) is Normal(scale=1/√(nλ)).
 
+    Args:
+        scale: The standard deviation: a number, or a rule of `credo.priors.scales`.
+        mean: The mean of every weight.
+
     >>> import torch
     >>> layer = Segment("weight", (3, 4), 0, 12, fan_in=4, fan_out=3, layer="", layer_type="Linear")
     >>> Normal(scale=2.0).on([layer], like=torch.zeros(12)).variance[:2]
@@ -49,7 +53,11 @@ class Normal:
 
     @classmethod
     def fan_in(cls, gain: float = 1.0) -> Self:
-        """Variance gain²/fan_in."""
+        """Variance gain²/fan_in.
+
+        Args:
+            gain: The standard deviation, times √fan_in.
+        """
         return cls(FanIn(gain))
 
     @classmethod
@@ -62,6 +70,9 @@ class Normal:
         """Variance 2/((1 + a²)·fan_in), ``a`` the negative slope of the activation (He, 2015).
 
         ReLU has a = 0. Book's thesis writes a = 1, which shrinks signals layer by layer.
+
+        Args:
+            a: The activation's slope below zero.
         """
         return cls(Kaiming(a))
 
@@ -71,6 +82,10 @@ class Normal:
 
         Exact names win over globs, earlier globs over later ones. Without a ``default``, a
         parameter that nothing matches is an error.
+
+        Args:
+            scales: Standard deviations by name or glob.
+            default: That of parameters which no name or glob matches.
 
         >>> prior = Normal.per_layer({"head": 0.1, "*.bias": 10.0}, default=1.0)
         """

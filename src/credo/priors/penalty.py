@@ -1,4 +1,7 @@
-r"""Every penalty is the KL to a prior, or is not: solve for it (document 001).
+r"""Every penalty is the KL to a prior, or is not: solve for it.
+
+After Wolinski, Charpiat & Ollivier (2020), "Interpreting a penalty as the influence of a Bayesian
+prior".
 
 A family of densities β_{μ,ν}(θ) = β_{0,ν}(θ − μ) is trained with a penalty r_ν(μ) in the loss. Then
 r = KL(β‖α) + const for a prior α if and only if condition (★) holds:
@@ -100,6 +103,13 @@ def from_penalty(
     (Normal(scale=0.5, mean=0.0), Laplace(scale=1.414...))
     >>> from_penalty(np.abs).reason
     'the penalty is no average over the family: undoing one blows up'
+
+    Args:
+        r: The penalty of one weight: a function, a sympy expression, or points and values.
+        family: The distribution that is trained: "gaussian", "dirac", or a family.
+        sigma: The family's standard deviation, if it is fixed.
+        sigmas: Standard deviations at which one that is trained is tested, two or more.
+        dim: How many weights make a group whose radius r is a function of.
     """
     return solve_penalty(r, family, sigma=sigma, sigmas=sigmas, dim=dim).outcome
 

@@ -34,6 +34,10 @@ def penalty_of(prior: Prior, family: Any = "gaussian") -> Penalty:
     Closed forms for Normal and Laplace, quadrature otherwise. Tensors give tensors that can be
     differentiated, numbers and arrays give arrays, in float64; mu and sigma broadcast.
 
+    Args:
+        prior: A prior with one scale for all weights.
+        family: "gaussian", whose scale is trained too, or "dirac", a point estimate.
+
     >>> from credo.priors import Normal
     >>> r = penalty_of(Normal(scale=0.5))
     >>> float(r(1.0, 0.5)), float(r(0.0, 0.5))                # μ²/2σ0²

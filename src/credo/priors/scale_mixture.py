@@ -23,6 +23,11 @@ class ScaleMixture:
 
     Blundell et al. (2015), *Weight uncertainty in neural networks*, eq. 7.
 
+    Args:
+        pi: The probability of the first normal, strictly between 0 and 1.
+        scale1: The first one's standard deviation.
+        scale2: The second one's.
+
     >>> segment = Segment("w", (1,), 0, 1, fan_in=1, fan_out=1, layer="", layer_type="Linear")
     >>> prior = ScaleMixture(pi=0.25, scale1=2.0, scale2=1.0).on([segment], like=torch.zeros(1))
     >>> prior.scale ** 2                                      # ¼·4 + ¾·1
@@ -55,6 +60,11 @@ class ScaleMixture:
         near zero, never exactly zero. The gradient inside the spike is as steep as
         1/spike_scale²: the narrower the spike, the smaller the learning rate it allows.
 
+        Args:
+            slab_probability: How probable it is that a weight comes from the slab.
+            scale: The slab's standard deviation.
+            spike_scale: The spike's.
+
         >>> ScaleMixture.spike_and_slab(0.1, scale=2.0)
         ScaleMixture(pi=0.1, scale1=2.0, scale2=0.001)
         """
@@ -73,7 +83,14 @@ class ScaleMixture:
 
 @dataclass(frozen=True, eq=False)
 class FlatScaleMixture:
-    """Independent two-normal mixtures; ``scale`` (P,) is their standard deviation."""
+    """Independent two-normal mixtures; ``scale`` (P,) is their standard deviation.
+
+    Args:
+        pi: The probability of the first normal.
+        scale1: The first one's standard deviation.
+        scale2: The second one's.
+        scale: The mixture's, (P,).
+    """
 
     pi: float
     scale1: float

@@ -31,6 +31,13 @@ class Tabulated:
     >>> flat = prior.on([weight], like=torch.zeros(1, dtype=torch.float64))
     >>> round(float(flat.log_prob(torch.zeros(1, dtype=torch.float64)).exp()), 6)   # 1/(2Γ(5/4))
     0.551631
+
+    Args:
+        start: The first knot.
+        step: The distance from knot to knot.
+        log_density: A at the knots, up to a constant.
+        left: Outward slope and curvature of A to the left of them.
+        right: The same to the right.
     """
 
     start: float
@@ -68,6 +75,13 @@ class RadialTabulated:
     A group is ``dim`` consecutive weights of a parameter, so every parameter's size must be a
     multiple of ``dim``. ``right`` is the tail's (outward slope, curvature); ``slope`` is dA/dr at
     the origin: 0 where the density is smooth, −λ for e^{−λ‖w‖}.
+
+    Args:
+        dim: How many weights make a group, 2 or more.
+        step: The distance from radius to radius; the first is 0.
+        log_density: A at the radii, up to a constant.
+        right: Outward slope and curvature of A beyond them.
+        slope: dA/dr at the origin.
     """
 
     dim: int
@@ -118,7 +132,13 @@ def _make_tuples_of_floats(table: Tabulated | RadialTabulated, *names: str) -> N
 
 @dataclass(frozen=True, eq=False)
 class FlatTabulated:
-    """Independent weights, each with the density of ``curve``; ``pieces`` are its cubics."""
+    """Independent weights, each with the density of ``curve``; ``pieces`` are its cubics.
+
+    Args:
+        curve: The density's logarithm A.
+        pieces: Its cubics, with the dtype and device of the weights.
+        size: P, the number of weights.
+    """
 
     curve: Curve
     pieces: Tensor
@@ -151,7 +171,13 @@ class FlatTabulated:
 
 @dataclass(frozen=True, eq=False)
 class FlatRadial:
-    """Independent groups of ``curve.dim`` weights, each with a density of its radius."""
+    """Independent groups of ``curve.dim`` weights, each with a density of its radius.
+
+    Args:
+        curve: The density's logarithm A, of the radius.
+        pieces: Its cubics, with the dtype and device of the weights.
+        size: P, the number of weights.
+    """
 
     curve: Curve
     pieces: Tensor
