@@ -6,8 +6,8 @@ Network and presets come from the package ``credo-papers`` (``pip install ./pape
 ``make`` does it). They are those of the experiment 004-resnet20: ``paper`` has the published
 settings, and ``quick`` is for a laptop. Every rank draws weights of its own and takes its part of
 each batch; ``optimizer.step()`` averages. Call it again to go on from the checkpoint, with the same
-or another ``--nproc-per-node`` (or with plain ``python``, on one process). ``--synthetic`` trains on
-a few made-up images, to try it out.
+or another ``--nproc-per-node`` (or with plain ``python``, on one process). ``--synthetic`` trains
+on a few made-up images, to try it out.
 """
 
 from __future__ import annotations

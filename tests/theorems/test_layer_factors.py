@@ -86,7 +86,7 @@ def test_groups_are_what_the_layer_connects(name: str, side: str) -> None:
 
 
 def test_the_table_of_document_001() -> None:
-    """FORMULAS B, for a linear layer of 5 inputs and 3 units and a convolution."""
+    """Factors by hand, for a linear layer of 5 inputs and 3 units and a convolution."""
     net = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
     conv = nn.Conv2d(6, 4, 3, groups=2)
     p, n = 3 * 9, 2 * 9  # fan-in, and the weights out of one input

@@ -1,4 +1,4 @@
-"""Document 001: a penalty is the KL to a prior if and only if condition (★) holds, and which."""
+"""Wolinski et al. (2020): a penalty is the KL to a prior if and only if (★) holds, and which."""
 
 import math
 import warnings
@@ -354,7 +354,7 @@ def test_a_radial_penalty_that_is_no_polynomial_is_deconvolved(dim):
 
 @pytest.mark.parametrize("dim", [2, 3, 10])
 def test_group_lasso_of_points_has_the_variance_of_the_table(dim):
-    """Document 001's layer factors: λ‖w‖ has variance (n + 1)/λ² per weight."""
+    """The layer factors of Wolinski et al. (2020): λ‖w‖ has variance (n + 1)/λ² per weight."""
     for_points = from_penalty(lambda radius: 3 * radius, "dirac", dim=dim)
     flat = for_points.on(weights(2 * dim), torch.zeros(2 * dim, dtype=F64))
     assert float(flat.scale[0]) ** 2 == pytest.approx((dim + 1) / 9, rel=1e-6)

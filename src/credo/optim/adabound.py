@@ -22,7 +22,7 @@ Where a scheduler changes α, α* changes by the same factor, relative to the ra
 began with (``base_lr`` in the group, stored with the state: a resumed run does not take a decayed
 rate for its first). A scheduler that touched α alone would do nothing once the bounds have closed.
 
-Corrections. Document 003 counts AdaBound among optimizers that "only rely on first moment
+Corrections. Book (2020) counts AdaBound among optimizers that "only rely on first moment
 information": what it clips is a rate made of the second moment. Its bounds have 1 − β₂ for γ, which
 are equal at the defaults. The paper divides the clipped rate by √t as well; the authors' code, with
 which its results were made, does not, and neither does this.

@@ -16,7 +16,7 @@ Under E_q the exact, the reparameterised, Hutchinson's and the score estimator a
 E_q[∇²ℓ] (Stein's identity for the second and fourth). Gauss–Newton drops the network's own second
 derivatives. Σ g_i g_iᵀ is the empirical Fisher matrix, Gauss–Newton only in expectation over the
 model's labels; the squared minibatch gradient is smaller still, by about the batch size where
-gradient noise dominates (FORMULAS E, Vadam). For a diagonal family each gives its diagonal, (P,).
+gradient noise dominates. For a diagonal family each gives its diagonal, (P,).
 """
 
 from __future__ import annotations

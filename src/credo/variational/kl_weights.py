@@ -2,7 +2,7 @@ r"""How the KL is shared out over the M minibatches of an epoch: π_i ∝ λ^i, 
 
 ``"uniform"`` is λ = 1, π_i = 1/M. λ = ½ puts nearly all of the KL on the first few batches, λ = 2
 on the last few; λ = 0 is the thesis's name for no KL at all. Computed as softmax(i·ln λ): 2⁵⁰⁰
-overflows float32, this doesn't. Reference: document 003 §5.2 (after Blundell et al.).
+overflows float32, this doesn't. Reference: Book, 2020, §5.2 (after Blundell et al.).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ farther than
 
     r = Σ_t scale_lr_t        where the way from the start back to the prior's scale is |ln(σ₀/s)|
 
-Document 002 (§5.1) has 3 for the latter, and r = 4 after a hundred epochs of 390 steps at 1e-4.
+Unlu & Aitchison (2021, §5.1) have 3 for the latter, and r = 4 after a hundred epochs of 390 steps at 1e-4.
 Training that ends before the scales have settled leaves them near their small start, which is the
 MAP estimate with a little noise: early stopping.
 
@@ -34,7 +34,7 @@ A run at the paper's rate, all of whose weights still want to go up after 20 epo
     >>> found.settled, found.had_room, round(found.to_come, 1)
     (False, False, 2.3)
 
-Reference: document 002 (Unlu and Aitchison), §5.1 and fig. 2.
+Reference: Unlu & Aitchison, 2021, §5.1 and fig. 2.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ The gradient of the penalty with respect to μ is S·H̃v, H̃ the Hessian of me
                 the same pass. That adds tHv, of which mean NLL(ỹ) knows nearly all: t(H − H̃)v is
                 left, less than t/S of the penalty's gradient. Two ordinary passes in all.
 
-Reference: document 002; FORMULAS C. Corrected: the prior's s² stands in both slots of eq. 30.
+Reference: Unlu & Aitchison, 2021. Corrected: the prior's s² stands in both slots of eq. 30.
 """
 
 from __future__ import annotations

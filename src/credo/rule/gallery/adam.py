@@ -10,7 +10,7 @@ zero: written with ν = (1 − β₁)Σβ₁ᵏg, which is −S(m − m₋) up t
 
     S ← β₂S + (1 − β₂)g∘g,    ν ← β₁ν + (1 − β₁)g,    m ← m − α ν̂/(√Ŝ + ε)
 
-The slides drop the factor S⁺⁻¹S; torch's Adam has it, and so have we. What is given up is what
+Khan (2019) drops the factor S⁺⁻¹S; torch's Adam has it, and so have we. What is given up is what
 RMSprop gives up.
 
     >>> import torch

@@ -34,7 +34,7 @@ for a Gaussian of fixed covariance looked at from its mean.
     tensor([ 1., -1.,  1.])
 
 References: Meng, Bachmann & Khan, "Training binary neural networks using the Bayesian learning
-rule", 2020 (arXiv:2002.10778); document 004, "STE is derived using Bernoulli distribution".
+rule", 2020 (arXiv:2002.10778); Khan, 2019, "STE is derived using Bernoulli distribution".
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ A mask for each example, as torch.nn.Dropout draws, estimates E_q Σ_i ℓ_i(θ)
     >>> method.update(q, loss, kept=torch.tensor([True, False])).mean    # unit 1 was dropped
     tensor([1.2000, 1.0000, 1.2000])
 
-Reference: Srivastava et al., 2014; Gal & Ghahramani, 2016 (arXiv:1506.02142); FORMULAS E.
+Reference: Srivastava et al., 2014; Gal & Ghahramani, 2016 (arXiv:1506.02142).
 """
 
 from __future__ import annotations

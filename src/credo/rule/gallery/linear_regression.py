@@ -7,8 +7,8 @@ The loss ℓ(θ) = ½σ⁻²‖y − Xθ‖² has E_q[ℓ] linear in the expecta
 so its gradient −λ_data is the same at every q. With the prior's −λ_prior and the entropy's λ, the
 rule's step λ ← λ − ρ(λ − λ_prior − λ_data) at ρ = 1 is λ_prior + λ_data: the posterior. Nothing is
 given up, for AtMean is exact here. The step is taken in its Gaussian form, which corrects the mean
-by a residual and so loses no digits to a mean that is far from zero. (The slides of document 004
-leave out the ½, which doubles the precision: FORMULAS H 44.)
+by a residual and so loses no digits to a mean that is far from zero. (Khan,
+2019, leaves out the ½, which doubles the precision.)
 
     >>> import torch
     >>> prior = FullGaussian(torch.zeros(1), torch.eye(1))         # worth one observation, of zero

@@ -24,7 +24,7 @@ Laplace's evidence of each mode.
     >>> [round(float(component.mean), 3) for component in state.q.components]
     [-1.0, 1.0]
 
-Reference: Lin, Khan & Schmidt, 2019 (arXiv:1906.02914); FORMULAS E, the row "MoG".
+Reference: Lin, Khan & Schmidt, 2019 (arXiv:1906.02914).
 """
 
 from __future__ import annotations

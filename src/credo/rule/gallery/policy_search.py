@@ -31,7 +31,7 @@ is measured in standard deviations of the return within a generation.
     True
 
 References: Rückstieß et al., "Exploring parameter space in reinforcement learning", 2010; Wierstra
-et al., "Natural evolution strategies", 2014; document 004, slide "Learning-algorithms from Bayesian
+et al., "Natural evolution strategies", 2014; Khan, 2019, "Learning-algorithms from Bayesian
 principles".
 """
 

@@ -5,7 +5,7 @@ r"""Preconditioned descent: the rule for a Gaussian with any fixed precision S.
     m ← m − ρS⁻¹∇ℓ(m)
 
 S need not be the curvature: any fixed S gives a descent whose fixed points are the same. So an
-optimizer's preconditioner is no evidence of a posterior covariance (FORMULAS H 49).
+optimizer's preconditioner is no evidence of a posterior covariance.
 
     >>> import torch
     >>> from credo.families import FixedGaussian
