@@ -237,7 +237,7 @@ def test_wrong_requests_are_refused(tmp_path) -> None:
         posterior.predict(x, samples=0)
     with pytest.raises(DataError, match="at="):
         posterior.predict(x, at="median")
-    with pytest.raises(DataError, match="no inputs"):
+    with pytest.raises(DataError, match="inputs are empty"):
         posterior.predict(x[:0])
     with pytest.raises(DataError, match="different numbers of examples"):
         posterior.predict({"input": x, "mask": x[:3]})
