@@ -21,7 +21,7 @@ def diagonal_posterior(net: nn.Module) -> credo.Posterior:
     model = credo.Model(net, credo.likelihoods.Categorical())
     generator = torch.Generator().manual_seed(0)
     scale = 0.01 + 0.1 * torch.rand(model.random.size, generator=generator)
-    return credo.Posterior.at_network(model, DiagGaussian(model.flat.vector.clone(), scale))
+    return credo.Posterior.at_network(model, DiagGaussian(model.weights(), scale))
 
 
 def loop_kernel(net: nn.Module, x: Tensor, variance: Tensor) -> Tensor:

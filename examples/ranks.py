@@ -113,7 +113,7 @@ class Adam(torch.optim.Adam):
     def posterior(self, net: nn.Module, likelihood: credo.types.Likelihood) -> credo.Posterior:
         """The point that was found."""
         model = credo.Model(net, likelihood)
-        return credo.Posterior.at_network(model, Delta(model.random.read(model.flat.vector)))
+        return credo.Posterior.at_network(model, Delta(model.weights(model.random)))
 
 
 Optimizer = NaturalOptimizer | Adam

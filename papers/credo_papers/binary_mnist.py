@@ -74,7 +74,7 @@ def run_one(settings: BinarySettings, seed: int, folder: Path) -> Json:
     full = credo.Model(nets[1], credo.likelihoods.Categorical())
     state, curve = train_signs(method, binary, x, y, settings, seed)
     sampled = method.posterior(state)
-    with binary.flat.writing() as vector:
+    with binary.bind().writing() as vector:
         binary.random.write(vector, mode(state.q))
     update_bn(x.split(1000), nets[0])
     posteriors: dict[str, Posterior] = {

@@ -58,7 +58,7 @@ def run_one(settings: KernelSettings, seed: int, folder: Path) -> Json:
     shown = images.test[0][: settings.candidates][chosen]
     net = build("LeNet-5", x.shape[1:], seed, len(images.classes))
     model = credo.Model(net, credo.likelihoods.Categorical())
-    ones = DiagGaussian(model.random.read(model.flat.vector), torch.tensor(1.0).to(x))
+    ones = DiagGaussian(model.weights(model.random), torch.tensor(1.0).to(x))
     before = correlation(to_gp(credo.Posterior.at_network(model, ones)).kernel(shown))
     method = credo.Laplace(structure="diag", train=credo.MAP(lr=settings.lr))
     posterior = credo.fit(

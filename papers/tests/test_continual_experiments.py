@@ -51,9 +51,9 @@ def test_learners_get_their_own_options_and_the_same_start():
     assert ewc.strength == 3.0
     assert ewc.training.clip is None
     assert (fromp.training.clip, fromp.size) == (0.1, 10)
-    assert torch.equal(ewc.model.flat.vector, fromp.model.flat.vector)
+    assert torch.equal(ewc.model.bind().vector, fromp.model.bind().vector)
     other = continual_setup.make_learner(TINY, "ewc", stream, 4)
-    assert not torch.equal(ewc.model.flat.vector, other.model.flat.vector)
+    assert not torch.equal(ewc.model.bind().vector, other.model.bind().vector)
     with pytest.raises(DataError, match="no learner is called 'icarl'"):
         continual_setup.make_learner(TINY, "icarl", stream, 0)
 

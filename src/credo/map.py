@@ -89,7 +89,8 @@ class MAP:
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> MAPState:
         """Start from the network's current weights."""
-        flat = model.flat
+        flat = model.bind()
+        flat.forget_gradients()
         gradient = torch.zeros_like(flat.vector)
         flat.vector.grad = gradient
         groups = [
@@ -173,7 +174,7 @@ class MAP:
         """What draws the weights to zero: the prior, or a penalty as the logarithm of one."""
         if self._penalty is None:
             return model.prior_over_weights()
-        return self._penalty.on(model.random.segments, model.flat.vector, num_data)
+        return self._penalty.on(model.random.segments, model.like, num_data)
 
     def _temperature(self, state: MAPState) -> float:
         clock = state.clock

@@ -11,7 +11,9 @@ from zoo import ZOO, specimen
 
 import credo
 from credo.errors import BindingError, DataError
-from credo.network import Selection, bind, select, unbind
+from credo.families import Delta
+from credo.network import FlatParams, Selection, bind, last_layer, select, unbind
+from credo.network.flat import Draw
 
 
 @pytest.fixture(params=ZOO, ids=str)
@@ -79,7 +81,7 @@ def test_norm_layers_are_deterministic_by_default(case) -> None:
         for p in m.parameters()
     )
     assert model.deterministic.size == norms
-    assert model.random.size + norms == model.flat.size
+    assert model.random.size + norms == model.bind().size
     assert model.random.is_one_run
 
 
@@ -184,7 +186,7 @@ def test_frozen_parameters_are_left_out_and_tied_ones_counted_once() -> None:
 )
 def test_selectors(selector, expected) -> None:
     net, _, _ = specimen("conv, batch norm, group norm")
-    selection = select(bind(net).segments, selector)
+    selection = select(bind(net).segments, selector, last_layer(net))
     assert {s.name for s in selection.segments} == expected
     vector = torch.arange(float(bind(net).size))
     values = selection.read(vector)
@@ -229,20 +231,184 @@ def test_a_bound_network_can_be_freed() -> None:
     assert dead() is None
 
 
-def test_showing_a_spare_buffer_leaves_the_first_one_alone() -> None:
+def test_showing_a_draw_leaves_the_buffer_alone() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     flat = bind(net)
     x, mean = torch.randn(5, 3), flat.vector.clone()
-    first, at_mean = flat.shown, net(x)
-    spare = flat.spare()
-    spare.vector.zero_()
-    flat.show(spare)
+    at_mean = net(x)
+    draw = Draw(torch.zeros_like(flat.vector), flat.segments, flat.parameters)
+    flat.show(draw)
     flat.check()
     assert torch.equal(net(x), torch.zeros(5, 2))
-    assert torch.equal(first.vector, mean)
+    assert torch.equal(flat.vector, mean)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         at_mean.sum().backward()
-    flat.show(first)
+    flat.show_home(draw)
     flat.check()
-    assert flat.vector is first.vector
-    assert torch.equal(flat.vector, mean)
+    assert net[0].weight.data_ptr() == flat.vector.data_ptr()
+    assert torch.equal(torch.cat([p.detach().flatten() for p in net.parameters()]), mean)
+
+
+def test_a_draw_of_some_parameters_moves_no_other() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    flat = bind(net)
+    before = [p.data_ptr() for p in net[1].parameters()]
+    draw = Draw(torch.zeros(16), flat.segments[:2], flat.parameters[:2])
+    flat.show(draw)
+    assert not net[0].weight.any()
+    assert [p.data_ptr() for p in net[1].parameters()] == before
+    net.double()  # what is re-typed while it is shown gets the numbers where it is
+    flat.show_home(draw)
+    torch.testing.assert_close(net[0].weight.detach().flatten(), flat.vector[:12].double())
+
+
+# --- who owns the network -------------------------------------------------------------------------
+
+
+def places(net: nn.Module) -> list[int]:
+    return [p.data_ptr() for p in net.parameters()]
+
+
+def test_looking_at_a_model_moves_nothing(case) -> None:
+    net, x, y = case
+    loss_of(net, x, y).backward()
+    before, grads = places(net), [p.grad for p in net.parameters()]
+    model = credo.Model(net, credo.likelihoods.Categorical())
+    assert model.random.size + model.deterministic.size == model.weights().numel()
+    assert model.prior_over_weights().scale is not None
+    posterior = credo.Posterior.at_network(model, Delta(model.weights(model.random)))
+    posterior.predict(x, samples=2)
+    with posterior.in_network():
+        pass
+    assert places(net) == before
+    assert all(a is b for a, b in zip(grads, [p.grad for p in net.parameters()], strict=True))
+    assert [s.name for s in model.segments] == [s.name for s in bind(net).segments]
+
+
+def test_binding_and_releasing_keep_gradients(case) -> None:
+    net, x, y = case
+    loss_of(net, x, y).backward()
+    before = [p.grad.clone() for p in net.parameters()]
+    bind(net)
+    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True))
+    unbind(net)
+    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("method", [credo.MAP(), credo.VI(), credo.IVON(), credo.Laplace()])
+def test_leftover_gradients_are_not_trained_on(method) -> None:
+    results = []
+    for leftover in (False, True):
+        net, x, y = specimen("mlp")
+        if leftover:
+            for p in net.parameters():
+                p.grad = torch.full_like(p, 100.0)
+        model = credo.Model(net, credo.likelihoods.Categorical())
+        credo.fit(model, method, (x, y), epochs=2, progress=False)
+        results.append(model.weights())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("method", [credo.IVON(), credo.VOGN(), credo.Vadam(), credo.VI()])
+@pytest.mark.parametrize("network", ["mlp", "conv, batch norm, group norm"])
+def test_training_binds_once(method, network, monkeypatch) -> None:
+    """The method, its optimizer and predictions between steps share one buffer."""
+    net, x, y = specimen(network, n=16)
+    bindings = []
+    made = FlatParams.__init__
+
+    def counted(self, module, *args, **options):
+        bindings.append(module)
+        made(self, module, *args, **options)
+
+    monkeypatch.setattr(FlatParams, "__init__", counted)
+    model = credo.Model(net, credo.likelihoods.Categorical())
+    state = method.init(model, 16, torch.Generator().manual_seed(0))
+    before = places(net)
+    state.clock.num_batches = 1
+    for step in range(40):
+        state, _ = method.update(state, (x, y))
+        if step % 10 == 0:
+            method.posterior(state).predict(x, samples=2)
+            assert model.random.size
+    assert places(net) == before
+    own = {id(m) for m in net.modules()}
+    assert [module for module in bindings if id(module) in own] == [net]
+
+
+@pytest.mark.parametrize("network", ["mlp", "layer norm"])
+def test_an_optimizer_of_bare_parameters_and_a_model_share_the_network(network) -> None:
+    """Built in either order, used in turn, they are what they are alone."""
+    kinds = {"first": True, "later": False}
+    ends = {}
+    for name, first in kinds.items():
+        net, x, y = specimen(network)
+        flat = bind(net) if not first else None
+        opt = credo.optim.IVON(net.parameters(), lr=0.1, num_data=8)
+        seen = []
+        for step in range(6):
+            with opt.sampled():
+                loss_of(net, x, y).backward()
+            opt.step()
+            if step == 2:
+                flat = bind(net)
+            opt.posterior(net, credo.likelihoods.Categorical()).predict(x, samples=2)
+            seen.append(places(net))
+        assert flat is bind(net)
+        assert seen[2:] == seen[2:3] * 4, "bound once, they stay"
+        ends[name] = torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert torch.equal(ends["first"], ends["later"])
+
+
+def test_without_norm_layers_the_optimizers_buffer_is_the_networks() -> None:
+    net, _, _ = specimen("mlp")
+    credo_optimizer = credo.optim.IVON(net.parameters(), lr=0.1, num_data=8)
+    before = places(net)
+    bind(net)
+    assert places(net) == before
+    assert credo_optimizer.param_groups
+
+
+def test_a_part_of_a_bound_network_moves_nothing() -> None:
+    net, _, _ = specimen("mlp")
+    whole = bind(net)
+    before = places(net)
+    part = bind(net[2])
+    assert places(net) == before
+    whole.check()
+    with part.writing() as vector:
+        vector.zero_()
+    assert not whole.vector[30:].any()
+    assert whole.vector[:30].any()
+
+
+def test_two_optimizers_on_one_network_draw_in_one_block() -> None:
+    net, x, y = specimen("mlp")
+    first = credo.optim.IVON(net[0].parameters(), lr=0.1, num_data=8)
+    second = credo.optim.Vadam(net[2].parameters(), lr=0.1, num_data=8)
+    flat = bind(net)
+    before = flat.vector.clone()
+    with first.sampled(), second.sampled():
+        assert all((p.detach() != before[s.slice].view(s.shape)).all() for s, p in flat.pairs())
+        loss_of(net, x, y).backward()
+    assert torch.equal(flat.vector, before)
+    flat.check()
+    first.step(), second.step()
+    assert (flat.vector != before).all()
+
+
+def test_binding_in_inference_mode_poisons_nothing() -> None:
+    net, x, y = specimen("mlp")
+    with torch.inference_mode():
+        bind(net)
+    loss_of(net, x, y).backward()
+    model = credo.Model(net, credo.likelihoods.Categorical())
+    with torch.inference_mode():
+        posterior = credo.fit(model, credo.Laplace(), (x, y), epochs=1, progress=False)
+        assert torch.isfinite(posterior.predict(x.clone()).probs).all()
+    with torch.no_grad():
+        credo.fit(model, credo.VI(), (x, y), epochs=1, progress=False)
+    with torch.inference_mode():
+        made_there = nn.Linear(2, 2)
+    with pytest.raises(BindingError, match="outside of it"):
+        bind(made_there)

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from credo.autodiff import layer_calls
 from credo.autodiff.squares import Squares
 from credo.errors import DataError, UnsupportedError
-from credo.network import FlatParams, Selection, bind, select
+from credo.network import FlatParams, Selection, bind, last_layer, select
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:per-example gradients of these parameters"),
@@ -310,7 +310,8 @@ class Case:
         for i, parameter in enumerate(self.net.parameters()):
             parameter.data += 0.3 * normal(*parameter.shape, seed=i)
         self.flat: FlatParams = bind(self.net)
-        self.selection: Selection = select(self.flat.segments, selector)
+        last = last_layer(self.net, self.x) if selector == "last_layer" else None
+        self.selection: Selection = select(self.flat.segments, selector, last)
         self.squares = Squares(self.flat, self.selection, **settings)
 
     def batch(self, *rows: int):

@@ -127,7 +127,7 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
     winner = scores.index(min(scores))
     assert winner < 3
     assert same(best, fit(method, epochs=winner + 1))
-    random = best.model.random.read(best.model.flat.vector)
+    random = best.model.weights(best.model.random)
     assert torch.equal(random, best.mean)
 
     monkeypatch.setattr(

@@ -113,7 +113,7 @@ def gaussian_posterior(family, likelihood, outputs):
     """A posterior at a small network, with its covariance (P, P) written out."""
     net = small_net(outputs)
     model = credo.Model(net, likelihood, random="all")
-    mean = model.random.read(model.flat.vector).clone()
+    mean = model.weights(model.random).clone()
     size = len(mean)
     noise = torch.randn(size, size, generator=seeded(2), dtype=torch.float64)
     if family == "diag":
@@ -197,9 +197,7 @@ def test_the_determinant_is_the_entropy_that_labels_take_from_the_weights():
     net = nn.Linear(2, 1).double()
     model = credo.Model(net, Gaussian(scale=0.3), random="all")
     precision = torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, 0.0], [0.1, 0.0, 3.0]]).double()
-    posterior = credo.Posterior.at_network(
-        model, FullGaussian(model.flat.vector.clone(), precision)
-    )
+    posterior = credo.Posterior.at_network(model, FullGaussian(model.weights(), precision))
     chosen, gains = determinant.choose(posterior, x, 3)
     features = torch.cat([x, torch.ones(5, 1, dtype=torch.float64)], dim=1)[chosen]
     after = precision + features.T @ features / 0.3**2

@@ -84,7 +84,7 @@ def test_sequential_bayes_is_batch_bayes_on_linear_models(make, orthogonal):
     for done, task in enumerate(tasks, start=1):
         learner.learn(task, progress=False)
         mean, precision = batch_bayes(tasks[:done])
-        torch.testing.assert_close(model.flat.vector, mean, rtol=0, atol=1e-10)
+        torch.testing.assert_close(model.bind().vector, mean, rtol=0, atol=1e-10)
         (form,) = learner.forms
         torch.testing.assert_close(dense(form), precision, rtol=1e-12, atol=1e-10)
 
@@ -101,16 +101,16 @@ def test_separate_forms_are_exact_for_two_tasks_and_count_the_oldest_too_often_f
         for learner in learners:
             learner.learn(task, progress=False)
         mean, _ = batch_bayes(tasks[:done], prior=0.0)
-        torch.testing.assert_close(online.flat.vector, mean, rtol=0, atol=1e-10)
+        torch.testing.assert_close(online.bind().vector, mean, rtol=0, atol=1e-10)
         if done < 3:
-            torch.testing.assert_close(separate.flat.vector, mean, rtol=0, atol=1e-10)
+            torch.testing.assert_close(separate.bind().vector, mean, rtol=0, atol=1e-10)
     # By how much: at rest Σ_t F_t(θ − θ_t) + F_3(θ − m_3) = 0, and θ_2 is the mean of two tasks.
     forms = [x.mT @ x for x, _ in (task.train for task in tasks)]
     anchors = [batch_bayes(tasks[:1], 0.0)[0], batch_bayes(tasks[:2], 0.0)[0],
                batch_bayes(tasks[2:], 0.0)[0]]  # fmt: skip
     pulls = sum(form @ anchor for form, anchor in zip(forms, anchors, strict=True))
     expected = torch.linalg.solve(sum(forms), pulls)
-    torch.testing.assert_close(separate.flat.vector, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(separate.bind().vector, expected, rtol=0, atol=1e-10)
     assert (expected - mean).abs().max() > 1e-3
 
 
@@ -128,7 +128,7 @@ def test_the_rule_engines_ewc_is_this_one():
         yesterday = gallery.consolidate(loss, yesterday)
         (form,) = learner.forms
         # The rule stops when its steps are small, not when they vanish.
-        torch.testing.assert_close(model.flat.vector, yesterday.mean, rtol=0, atol=1e-8)
+        torch.testing.assert_close(model.bind().vector, yesterday.mean, rtol=0, atol=1e-8)
         torch.testing.assert_close(dense(form), yesterday.precision, rtol=1e-8, atol=1e-8)
         theta = torch.randn(size, generator=generator, dtype=torch.float64)
         expected = float(gallery.penalty(yesterday, theta))
@@ -158,12 +158,12 @@ def label_gradients(model, task):
         inputs = task.inputs(task.train[0][row : row + 1])
         for log_prob in model.outputs(inputs).log_softmax(1)[0]:
             grads = torch.autograd.grad(
-                log_prob, model.flat.parameters, retain_graph=True, allow_unused=True
+                log_prob, model.bind().parameters, retain_graph=True, allow_unused=True
             )
             g = torch.cat(
                 [
                     torch.zeros(p.numel()).double() if each is None else each.flatten()
-                    for each, p in zip(grads, model.flat.parameters, strict=True)
+                    for each, p in zip(grads, model.bind().parameters, strict=True)
                 ]
             )
             yield log_prob.exp().item(), g
@@ -179,7 +179,7 @@ def test_ewcs_penalty_is_the_fisher_quadratic_form_and_not_zero(structure):
     model, task = small_net(), class_task()
     learner = EWC(model, Training(epochs=3, lr=0.01), structure=structure, strength=5.0)
     learner.learn(task, progress=False)
-    anchor = model.flat.vector.clone()
+    anchor = model.weights()
     fisher = brute_force_fisher(model, task)
     if structure == "diag":
         fisher = fisher.diagonal().diag()
@@ -187,7 +187,7 @@ def test_ewcs_penalty_is_the_fisher_quadratic_form_and_not_zero(structure):
     method = RegularisedMAP(regulariser=learner.regulariser(class_task("b", count=20)))
     state = method.init(model, 20)
     away = torch.randn(len(anchor), generator=torch.Generator().manual_seed(1)).double()
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector.add_(away)
     state.gradient.zero_()
     method.regulariser.add_gradient(state)
@@ -220,10 +220,10 @@ def test_sampled_labels_estimate_the_same_fisher_information():
 def test_several_diagonal_forms_merge_into_one():
     generator = torch.Generator().manual_seed(0)
     model = small_net()
-    size = model.flat.size
+    size = model.bind().size
     forms = []
     for _ in range(3):
-        curvature = DiagonalCurvature(model.random.segments, model.flat.vector)
+        curvature = DiagonalCurvature(model.random.segments, model.like)
         curvature.diagonal += torch.rand(size, generator=generator).double()
         curvature.diagonal[:7] = 0  # weights that no task used
         anchor = torch.randn(size, generator=generator).double()
@@ -233,7 +233,7 @@ def test_several_diagonal_forms_merge_into_one():
     state = RegularisedMAP(regulariser=pull).init(model, 10)
     state.gradient.zero_()
     pull.add_gradient(state)
-    theta = model.flat.vector
+    theta = model.bind().vector
     separate = sum(form.gradient(theta) for form in forms)
     torch.testing.assert_close(state.gradient, 2.0 * separate, rtol=1e-12, atol=1e-12)
     assert pull.value(state) == pytest.approx(2.0 * sum(form.value(theta) for form in forms))
@@ -248,7 +248,7 @@ def test_kronecker_products_are_those_of_the_matrices():
         for f in curvature.factors
     ]
     assert any(isinstance(f, KronFactors) for f in curvature.factors)
-    vector = torch.randn(model.flat.size, generator=torch.Generator().manual_seed(2)).double()
+    vector = torch.randn(model.bind().size, generator=torch.Generator().manual_seed(2)).double()
     expected = torch.block_diag(*blocks) @ vector
     torch.testing.assert_close(times(curvature, vector), expected, rtol=1e-11, atol=1e-12)
 
@@ -262,7 +262,7 @@ def test_a_head_that_a_task_does_not_use_is_free_and_stays():
     expected = brute_force_fisher(model, first).diagonal()
     fisher = learner.forms[0].curvatures[0].diagonal
     torch.testing.assert_close(fisher, expected, rtol=1e-10, atol=1e-12)
-    places = {s.name: s.slice for s in model.flat.segments}
+    places = {s.name: s.slice for s in model.segments}
     assert not fisher[places["heads.1.weight"]].any()
     assert fisher[places["heads.0.weight"]].any()
     assert torch.equal(model.net.heads[1].weight, before["heads.1.weight"])
@@ -285,9 +285,9 @@ def quadratic_descent(lr, steps):
     curvature = task.train[0].mT @ task.train[0] / NOISE**2 / task.num_data
     excess = 0.0
     for _ in range(steps):
-        before = model.flat.vector.clone()
+        before = model.weights()
         method.update(state, task.train_data)
-        step = model.flat.vector - before
+        step = model.bind().vector - before
         excess += 0.5 * float(step @ curvature @ step)
     drop = start - model.mean_nll(task.train_data).item()
     return float(path.path.sum()), drop, excess
@@ -308,10 +308,10 @@ def test_sis_path_integral_is_the_loss_drop_up_to_first_order_in_the_rate():
 
 def test_si_adds_up_importance_and_pulls_to_the_last_weights():
     model, first, second = small_net(), class_task("a"), class_task("b", seed=1)
-    start = model.flat.vector.clone()
+    start = model.weights()
     learner = SI(model, Training(epochs=2, lr=0.01), strength=0.4, damping=0.2)
     learner.learn(first, progress=False)
-    anchor = model.flat.vector.clone()
+    anchor = model.weights()
     assert torch.equal(learner.anchor, anchor)
     # Ω·(Δ² + ξ) is the clamped path, which is positive somewhere.
     path = learner.importance * ((anchor - start).square() + 0.2)
@@ -319,7 +319,7 @@ def test_si_adds_up_importance_and_pulls_to_the_last_weights():
     method = RegularisedMAP(regulariser=learner.regulariser(second))
     state = method.init(model, 40)
     away = torch.randn(len(anchor), generator=torch.Generator().manual_seed(1)).double()
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector.add_(away)
     state.gradient.zero_()
     method.regulariser.add_gradient(state)
@@ -350,7 +350,7 @@ def test_one_task_alone_is_ordinary_training_bit_for_bit(name):
     )  # fmt: skip
     learner = LEARNERS[name](model, Training(epochs=3, batch_size=16, lr=0.02, seed=7))
     learner.learn(task, progress=False)
-    assert torch.equal(model.flat.vector, ordinary.flat.vector)
+    assert torch.equal(model.bind().vector, ordinary.bind().vector)
     expected = torch.softmax(ordinary.net(task.test[0]), 1).detach()
     assert torch.equal(learner.predict(task.test[0], task).probs, expected)
 
@@ -367,4 +367,4 @@ def test_joint_training_is_ordinary_training_on_all_data():
         ordinary, credo.MAP(temperature=0.0, lr=0.02), data, epochs=3, batch_size=16,
         seed=seed, progress=False,
     )  # fmt: skip
-    assert torch.equal(model.flat.vector, ordinary.flat.vector)
+    assert torch.equal(model.bind().vector, ordinary.bind().vector)

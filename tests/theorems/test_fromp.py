@@ -99,9 +99,9 @@ def test_the_step_follows_the_written_loss_with_its_kernels_frozen() -> None:
     with torch.no_grad():
         old = [model.outputs(x).softmax(1) for x in memory]
     anchors = [Anchor.at(model, x, whiteners(k)) for x, k in zip(memory, kernels, strict=True)]
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector += 0.3 * normals(vector.numel(), seed=5)
-    before = model.flat.vector.clone()
+    before = model.weights()
     batch = ((normals(7, 4, seed=6), torch.ones(7, dtype=torch.long)), torch.arange(7) % 3)
 
     loss = 0.1 * torch.nn.functional.cross_entropy(model.outputs(batch[0]), batch[1])
@@ -109,14 +109,14 @@ def test_the_step_follows_the_written_loss_with_its_kernels_frozen() -> None:
         change = model.outputs(x).softmax(1) - p
         for c in range(3):
             loss = loss + 0.5 * change[:, c] @ kernel[c].inverse() @ change[:, c]
-    grads = torch.autograd.grad(loss, model.flat.parameters)
+    grads = torch.autograd.grad(loss, model.bind().parameters)
     gradient = torch.cat([g.flatten() for g in grads])
 
     regulariser = FunctionalRegulariser(FunctionalPenalty(anchors), temperature=10.0)
     method = RegularisedMAP(optimizer="sgd-plain", lr=0.01, regulariser=regulariser)
     state = method.init(model, num_data=7)
     method.update(state, batch)
-    taken = (before - model.flat.vector) / 0.01
+    taken = (before - model.bind().vector) / 0.01
     torch.testing.assert_close(taken, gradient, rtol=1e-9, atol=1e-9)
     assert float(gradient.norm()) > 1.0  # the memory's part, not the loss's alone
 
@@ -127,7 +127,7 @@ def test_an_identity_kernel_is_the_l2_variant() -> None:
     x = normals(6, 4)
     identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
     anchors = [Anchor.at(model, x, whiteners(identity)), Anchor.at(model, x)]
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector += 0.3 * normals(vector.numel(), seed=5)
     outputs = model.outputs(x)
     found = [FunctionalPenalty([a]).value(outputs, model.likelihood) for a in anchors]
@@ -141,7 +141,7 @@ def test_a_large_jitter_leaves_the_l2_variant_divided_by_it() -> None:
     model = Model(tanh_net(), Categorical())
     x, variance = normals(6, 4), torch.ones(model.random.size, dtype=torch.float64)
     anchor = Anchor.at(model, x, whiteners(prediction_kernels(model, x, variance, jitter=1e8)))
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector += 0.3 * normals(vector.numel(), seed=5)
     found = 1e8 * FunctionalPenalty([anchor]).value(model.outputs(x), model.likelihood)
     expected = 0.5 * (model.outputs(x).softmax(1) - anchor.predictions).square().sum()
@@ -178,7 +178,7 @@ def test_on_linear_models_the_penalty_is_quadratic_in_the_weights(jitter: float)
     x, variance = normals(9, 4), normals(4, seed=2).exp()
     anchor = Anchor.at(model, x, whiteners(prediction_kernels(model, x, variance, jitter)))
     change = normals(4, seed=3)
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector += change
     found = FunctionalPenalty([anchor]).value(model.outputs(x), model.likelihood)
     precision = (torch.diag(variance) + jitter * (x.mT @ x).inverse()).inverse()
@@ -201,7 +201,7 @@ def test_with_all_data_remembered_a_linear_model_keeps_to_bayes_rule() -> None:
     both = torch.linalg.solve(
         grams[0] + grams[1] + prior, (first.mT @ y1 + second.mT @ y2) / noise**2
     )
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector.copy_(one)
     learner = FROMP(
         model, size=8, temperature=1 / 8, prior_precision=delta, jitter=1e-10, choice="random"
@@ -212,11 +212,11 @@ def test_with_all_data_remembered_a_linear_model_keeps_to_bayes_rule() -> None:
 
     regulariser = learner.regulariser(task)
     method = RegularisedMAP(optimizer="sgd-plain", lr=1.0, regulariser=regulariser)
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector.copy_(both)
     state = method.init(model, num_data=8)
     method.update(state, (second, y2[:, None]))
-    torch.testing.assert_close(model.flat.vector, both, rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.bind().vector, both, rtol=0, atol=1e-6)
 
 
 def test_curvature_adds_up_over_tasks_and_is_never_reset() -> None:

@@ -67,7 +67,7 @@ def rows(net: nn.Module, x: Tensor) -> Tensor:
 
 def stationary(model: credo.Model, data: tuple[Tensor, Tensor]) -> None:
     """The mode of the posterior: BFGS to its neighbourhood, Newton's steps until it is there."""
-    flat = model.flat
+    flat = model.bind()
     places = {s.name: (s.slice, s.shape) for s in flat.segments}
 
     def objective(w: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ def test_any_smooth_convex_loss_and_prior_make_a_gp_whose_mean_is_the_minimum() 
     net = nn.Linear(3, 1).double()
     model = credo.Model(net, FromLoss(loss), random="all")
     x, y = normal(12, 3), normal(12, 1, seed=2)
-    w = model.flat.vector.clone().requires_grad_()
+    w = model.weights().requires_grad_()
     design = torch.cat([x, torch.ones(12, 1).double()], 1)
     for _ in range(50):  # Newton on the true objective
         value = loss((design @ w).unsqueeze(1), y).sum() + penalty(w)
@@ -402,7 +402,7 @@ def test_functions_of_a_wide_prior_have_the_arc_cosine_covariance() -> None:
         hidden = torch.relu(torch.einsum("swd,nd->snw", first, x) / 2)
         functions.append(torch.einsum("snw,sw->sn", hidden, second) * math.sqrt(2 / width))
     values = torch.cat(functions)
-    with torch.no_grad(), model.flat.writing() as vector:
+    with torch.no_grad(), model.bind().writing() as vector:
         vector.copy_(w[-1])
     torch.testing.assert_close(net(x).detach().flatten(), values[-1], **CLOSE)
     found = values.mT @ values / draws
@@ -416,7 +416,7 @@ def test_functions_of_a_wide_prior_have_the_arc_cosine_covariance() -> None:
 
 def test_blocks_are_lazy_and_cover_the_upper_half() -> None:
     model = credo.Model(dense_net(), Categorical(), random="all")
-    q = DiagGaussian(model.flat.vector.clone(), torch.tensor(0.3).double())
+    q = DiagGaussian(model.weights(), torch.tensor(0.3).double())
     x = normal(9, 3)
     with Posterior.at_network(model, q).in_network() as flat:
         kernel = Kernel(model, flat, q, max_memory=3_000)

@@ -245,13 +245,13 @@ def test_a_binary_convolutional_network_learns_and_predicts_with_signs():
     y = (x[:, 0, :, :3].sum((1, 2)) > x[:, 0, :, 3:].sum((1, 2))).long()
     model = Model(net, Categorical(), random=sign_weights)
     assert model.random.size == 8 * 9 + 2 * 128
-    biases = model.deterministic.read(model.flat.vector)
+    biases = model.weights(model.deterministic)
     method = BinaryNetwork(rate=3e-2, temperature=0.1, point_rate=0.1)
     state = method.init(model, len(x))
     for _ in range(60):
         for i in range(0, 256, 64):
             state = method.update(state, (x[i : i + 64], y[i : i + 64]))
-    assert not torch.equal(model.deterministic.read(model.flat.vector), biases)
+    assert not torch.equal(model.weights(model.deterministic), biases)
     at_mode = method.posterior(state, at="mode")
     assert bool((at_mode.mean.abs() == 1).all())
     sampled = method.posterior(state)

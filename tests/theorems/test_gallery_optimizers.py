@@ -71,7 +71,7 @@ def torch_trajectory(
 
 def rule_trajectory(method: Learner, make: Callable[[Tensor], Gaussian]) -> Tensor:
     model = credo.Model(small_net(), credo.likelihoods.Categorical())
-    state, data, path = method.init(make(model.flat.vector.clone())), batches(), []
+    state, data, path = method.init(make(model.weights())), batches(), []
     for index in range(STEPS):
         method.update(state, Loss.of_model(model, data[index % len(data)]))
         path.append(state.q.mean.clone())
@@ -205,7 +205,7 @@ def test_online_gauss_newton_uses_the_matrix_of_autodiff() -> None:
     """Σ JᵀΛJ by explicit Jacobians; for a linear network it is the Hessian itself."""
     net = small_net()
     model = credo.Model(net, credo.likelihoods.Categorical())
-    theta = model.flat.vector.clone()
+    theta = model.weights()
     x, y = batches()[0]
     loss = Loss.of_model(model, (x, y), num_data=64)
     prior = unit(torch.zeros_like(theta))
@@ -228,7 +228,7 @@ def test_online_gauss_newton_uses_the_matrix_of_autodiff() -> None:
     linear = nn.Linear(3, 2).double()
     model = credo.Model(linear, credo.likelihoods.Categorical())
     loss = Loss.of_model(model, (x, y), num_data=64)
-    theta = model.flat.vector.clone()
+    theta = model.weights()
     torch.testing.assert_close(
         loss.gauss_newton(theta), loss.hessian(theta), rtol=1e-12, atol=1e-12
     )
@@ -316,7 +316,7 @@ def test_squares_of_examples_equal_gauss_newton_in_expectation_over_labels() -> 
     net = nn.Linear(2, 1).double()
     x = numbers(1, 2, seed=7)
     model = credo.Model(net, credo.likelihoods.Bernoulli())
-    theta = model.flat.vector.clone()
+    theta = model.weights()
     p = net(x).sigmoid().item()
     total = torch.zeros(3, 3, dtype=torch.float64)
     matrix = torch.zeros_like(total)

@@ -221,7 +221,7 @@ def test_penalties_differ_from_log_priors_by_a_constant(kind: str) -> None:
     model = credo.Model(net, credo.likelihoods.Categorical(), PRIORS[kind])
     differences = []
     for seed in range(3):
-        with model.flat.writing() as vector:
+        with model.bind().writing() as vector:
             vector.normal_(generator=torch.Generator().manual_seed(seed))
         penalty = credo.penalties.penalty(net, kind, num_data=1)
         differences.append((penalty + model.prior_over_weights().log_prob(vector)).item())

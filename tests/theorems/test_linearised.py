@@ -183,7 +183,7 @@ def test_a_last_layer_is_regression_on_the_features() -> None:
     features = torch.cat([torch.tanh(net[0](x)), torch.ones(6, 1, dtype=x.dtype)], 1).detach()
     variance = normal(2, 6).square()  # of each output's weights and bias
     flat = torch.cat([variance[:, :5].flatten(), variance[:, 5]])
-    mean = model.random.read(model.flat.vector)
+    mean = model.weights(model.random)
     pred = Posterior.at_network(model, DiagGaussian(mean, flat.sqrt())).predict(x, at="linearised")
     close(pred.epistemic_std.square(), features.square() @ variance.mT)
 

@@ -46,7 +46,7 @@ def shipped(method: credo.MAP) -> list[Tensor]:
     state, path = method.init(here, NUM_DATA, torch.Generator().manual_seed(0)), []
     for step in range(STEPS):
         state, _ = method.update(state, batch(step))
-        path.append(here.flat.vector.clone())
+        path.append(here.bind().vector.clone())
     return path
 
 
@@ -54,7 +54,7 @@ def composed(method: Learner, start: Callable[[Tensor], Gaussian]) -> list[Tenso
     """The engine on ℓ(θ) = mean NLL − log p(θ)/n, what MAP descends."""
     here = model()
     prior = here.prior_over_weights()
-    state, path = method.init(start(here.flat.vector.clone())), []
+    state, path = method.init(start(here.bind().vector.clone())), []
     for step in range(STEPS):
         data = Loss.of_model(here, batch(step))
         loss = Loss.of(lambda w, data=data: data.value(w) - prior.log_prob(w) / NUM_DATA)

@@ -345,9 +345,9 @@ def joint_outputs(
     if posterior.predicts != "linearised":
         draws = _draws(posterior, samples)
         return posterior.predict(inputs, draws, generator=generator, at="samples").outputs
-    with posterior.in_network() as flat, torch.no_grad():
-        net, random = posterior.model.net, posterior.model.random
-        length = Linearisation(posterior.model, flat, posterior.q).batch_size(
+    with posterior.on_copy() as (model, flat), torch.no_grad():
+        net, random = model.net, model.random
+        length = Linearisation(model, flat, posterior.q).batch_size(
             next(chunks(inputs, 1, flat.vector))
         )
         at_once = max(1, WEIGHT_BYTES // (posterior.q.size * flat.vector.element_size()))

@@ -31,8 +31,9 @@ from torch import Tensor
 
 from credo.autodiff.jacobians import Jacobians
 from credo.errors import DataError
-from credo.families import Gaussian
+from credo.families import Family, Gaussian
 from credo.likelihoods.curvature import curvature_roots
+from credo.model import Model
 from credo.network import FlatParams
 from credo.network.batches import chunks, input_rows, number_of_examples
 from credo.posterior.covariance import weight_covariance
@@ -87,18 +88,18 @@ def choose(posterior: Posterior, inputs: Inputs, count: int) -> tuple[list[int],
         inputs: Those that may be chosen.
         count: How many to choose.
     """
-    with posterior.in_network() as flat:
-        kernel = _Kernel(posterior, flat, inputs)
+    with posterior.on_copy() as (model, flat):
+        kernel = _Kernel(model, posterior.q, flat, inputs)
         with torch.no_grad():
             return greedy_determinant(kernel.own(), kernel.cross, count)
 
 
 class _Kernel:
-    """K between examples of a pool, while the posterior's mean is in the network."""
+    """K between examples of a pool, at the weights that ``flat`` holds."""
 
-    def __init__(self, posterior: Posterior, flat: FlatParams, inputs: Inputs) -> None:
-        assert isinstance(posterior.q, Gaussian)
-        self.model, self.q, self.flat, self.inputs = posterior.model, posterior.q, flat, inputs
+    def __init__(self, model: Model, q: Family, flat: FlatParams, inputs: Inputs) -> None:
+        assert isinstance(q, Gaussian)
+        self.model, self.q, self.flat, self.inputs = model, q, flat, inputs
         first = next(chunks(inputs, 1, flat.vector))
         self.length = Linearisation(self.model, flat, self.q).batch_size(first)
         _, roots = self._at(first)

@@ -32,7 +32,7 @@ def evaluate(posterior: Posterior, data: Any, samples: int) -> dict[str, float]:
     log_probs, predicted, targets = [], [], []
     for inputs, y in make_feed(data, BATCH, model).batches(0, 0):
         pred = posterior.predict(inputs, samples=draws)
-        y = y.to(model.flat.vector.device)
+        y = y.to(model.like.device)
         log_probs.append(pred.log_prob(y))
         classes = model.likelihood.kind == "classification"
         predicted.append(pred.probs if classes else pred.mean)

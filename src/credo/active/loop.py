@@ -266,7 +266,7 @@ def _ask(
     wanted = input_rows(inputs, chosen)
     try:
         labels = _labels(oracle(chosen if ask == "indices" else wanted), len(chosen))
-        like = model.flat.vector
+        like = model.like
         moved = next(chunks(wanted, len(chosen), like))
         # What training would refuse must not get into the record.
         check_batch(model, (moved, labels.to(like.device)))

@@ -138,7 +138,7 @@ class NetworkState:
     @classmethod
     def of(cls, model: Model) -> NetworkState:
         """A copy of what the model has now."""
-        tensors = {"weights": model.flat.vector}
+        tensors = {"weights": model.weights()}
         tensors |= {f"buffer.{name}": b for name, b in model.buffers().items()}
         tensors |= {f"noise.{i}": p for i, p in enumerate(model.noise_parameters())}
         return cls({name: tensor.detach().clone() for name, tensor in tensors.items()})
@@ -146,7 +146,7 @@ class NetworkState:
     @torch.no_grad()
     def write(self, model: Model) -> None:
         """Put it back."""
-        flat = model.flat
+        flat = model.bind()
         if self.tensors["weights"].shape != flat.vector.shape:
             raise CheckpointError(
                 f"the stored network has {self.tensors['weights'].numel()} weights, this one "

@@ -54,7 +54,7 @@ class Joint(RegularisedLearner):
 
     def __init__(self, model: Model, training: Training | None = None) -> None:
         super().__init__(model, training)
-        self.first = model.flat.vector.clone()
+        self.first = model.weights()
         self._batches: list[Batch] = []
 
     def data(self, task: Task) -> Batch:
@@ -63,7 +63,7 @@ class Joint(RegularisedLearner):
 
     def regulariser(self, task: Task) -> Regulariser:
         """None; and the weights go back to the first ones."""
-        with self.model.flat.writing() as vector:
+        with self.model.bind().writing() as vector:
             vector.copy_(self.first)
         return Regulariser()
 
@@ -207,9 +207,7 @@ def _unpacked(tensors: Mapping[str, Tensor], model: Model) -> list[Batch]:
     batches: list[Batch] = []
     while f"{len(batches)}.target" in tensors:
         index = len(batches)
-        x, y = (
-            tensors[f"{index}.{part}"].to(model.flat.vector.device) for part in ("input", "target")
-        )
+        x, y = (tensors[f"{index}.{part}"].to(model.like.device) for part in ("input", "target"))
         head = tensors.get(f"{index}.head")
         batches.append(((x if head is None else (x, head.to(x.device))), y))
     return batches

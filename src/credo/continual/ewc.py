@@ -122,7 +122,7 @@ class EWC(RegularisedLearner):
             task: Whose training data are gone through.
         """
         model, seed = self.model, key_to_seed(self.seed, 5)
-        segments, like = model.random.segments, model.flat.vector
+        segments, like = model.random.segments, model.like
         needed = needed_bytes(self.structure, segments, like.element_size(), rank=0)
         if needed > MAX_MEMORY:
             raise UnsupportedError(
@@ -175,7 +175,7 @@ class EWC(RegularisedLearner):
         }
 
     def _weights(self) -> Vector:
-        return self.model.random.read(self.model.flat.vector)
+        return self.model.weights(self.model.random)
 
 
 @checked

@@ -115,7 +115,7 @@ class FROMP(RegularisedLearner):
         self.size, self.kernel, self.choice = size, kernel, choice
         self.temperature, self.prior_precision = float(temperature), float(prior_precision)
         self.jitter = float(jitter)
-        self.curvature: Vector = torch.zeros(model.random.size).to(model.flat.vector)
+        self.curvature: Vector = torch.zeros(model.random.size).to(model.like)
         """F, (P,)."""
         self.memory: list[Inputs] = []
         """X_t of the tasks so far."""
@@ -160,7 +160,7 @@ class FROMP(RegularisedLearner):
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``carried``."""
-        device = self.model.flat.vector.device
+        device = self.model.like.device
         if self.kernel == "posterior":
             self.curvature = tensors["curvature"].to(device)
         self.memory = []
@@ -205,7 +205,7 @@ class FunctionalRegulariser(Regulariser):
 
 def data_curvature(model: Model, data: Batch) -> Vector:
     """Σ_i diag(J_iᵀΛ_iJ_i) over a data set at the present weights, (P,)."""
-    curvature = DiagonalCurvature(model.random.segments, model.flat.vector)
-    generator = torch.Generator(model.flat.vector.device).manual_seed(0)
+    curvature = DiagonalCurvature(model.random.segments, model.like)
+    generator = torch.Generator(model.like.device).manual_seed(0)
     DataPass(model, curvature, "ggn", generator, samples=1, max_memory=math.inf).take([data])
     return curvature.diagonal

@@ -100,7 +100,7 @@ def prediction_kernels(
     total: Tensor | None = None
     with evaluating(model.net):
         for part, place in _parts(model.random.segments, count_examples(inputs)):
-            jacobians = Jacobians.at(model.net, model.flat, part, inputs)
+            jacobians = Jacobians.at(model.net, model.bind(), part, inputs)
             found = _kernels(jacobians, model.likelihood, variance[place].double())
             total = found if total is None else total + found
     assert total is not None

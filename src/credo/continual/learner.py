@@ -141,7 +141,7 @@ class Learner(ABC):
     def posterior(self) -> Posterior:
         """What the learner believes of the weights now: the point they are at, if no more."""
         model = self.model
-        return Posterior.at_network(model, Delta(model.random.read(model.flat.vector)))
+        return Posterior.at_network(model, Delta(model.weights(model.random)))
 
     # --- what is carried from task to task --------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Learner(ABC):
     def pack(self) -> tuple[dict[str, Tensor], Json]:
         """Network and memory, as tensors and JSON."""
         model = self.model
-        tensors = {"weights": model.flat.vector}
+        tensors = {"weights": model.weights()}
         tensors |= {f"buffer.{name}": b for name, b in model.buffers().items()}
         tensors |= {f"noise.{index}": p for index, p in enumerate(model.noise_parameters())}
         tensors |= {f"memory.{name}": t for name, t in self.carried().items()}
@@ -187,12 +187,12 @@ class Learner(ABC):
                 f"this is the state of another learner: {meta['config']}, not {self.config()}"
             )
         model = self.model
-        if tensors["weights"].shape != model.flat.vector.shape:
+        if tensors["weights"].shape != model.bind().vector.shape:
             raise CheckpointError(
                 f"this is the state of a network with {len(tensors['weights'])} weights; this one "
-                f"has {model.flat.size}"
+                f"has {model.weights().numel()}"
             )
-        with model.flat.writing() as vector:
+        with model.bind().writing() as vector:
             vector.copy_(tensors["weights"])
         with torch.no_grad():
             for name, buffer in model.buffers().items():

@@ -112,7 +112,7 @@ class SequentialIVON(IVON):
                 f"natural variational continual learning takes a Gaussian prior with independent "
                 f"weights, not a {type(prior).__name__}"
             )
-        flat = model.flat
+        flat = model.bind()
         if self.start is not None:
             with flat.writing() as vector:
                 model.random.write(vector, self.start.mean)
@@ -134,6 +134,7 @@ class SequentialIVON(IVON):
         noise = model.noise_parameters()
         return NaturalState(
             model=model,
+            flat=flat,
             random=model.random,
             prior=prior,
             num_data=num_data,

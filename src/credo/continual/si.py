@@ -132,7 +132,7 @@ class SI(RegularisedLearner):
     def consolidate(self, task: Task, regulariser: Regulariser) -> None:
         """Ω ← Ω + max(ω, 0)/((θ_end − θ_start)² + ξ)."""
         assert isinstance(regulariser, PathIntegral)
-        self.anchor = self.model.random.read(self.model.flat.vector)
+        self.anchor = self.model.weights(self.model.random)
         travelled = (self.anchor - regulariser.start).square()
         new = regulariser.path.clamp(min=0) / (travelled + self.damping)
         self.importance = self.importance + new if self.learned else new

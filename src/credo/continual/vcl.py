@@ -205,7 +205,7 @@ class VCL(Learner):
 
     def _begin(self, head: int | None) -> tuple[DiagGaussian, DiagGaussian]:
         """Where q starts, and its prior: q_{t−1}, but for a new head."""
-        fresh = self.model.random.read(self.model.flat.vector)
+        fresh = self.model.weights(self.model.random)
         small = torch.full_like(fresh, math.exp(0.5 * self.log_variance))
         if self.q is None:
             return DiagGaussian(fresh, small), self.first_prior
@@ -287,7 +287,7 @@ class VCL(Learner):
         """Which of the random weights belong to these heads, (P,)."""
         names = set(self._names(heads)) if isinstance(self.model.net, MultiHead) else set()
         mine = [torch.full((s.size,), s.name in names) for s in self.model.random.segments]
-        return torch.cat(mine).to(self.model.flat.vector.device)
+        return torch.cat(mine).to(self.model.like.device)
 
     # --- between tasks ----------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class VCL(Learner):
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``carried``."""
-        device = self.model.flat.vector.device
+        device = self.model.like.device
         there = {name: tensor.to(device) for name, tensor in tensors.items()}
         if "mean" in there:
             self.q = DiagGaussian(there["mean"], there["scale"])
@@ -335,12 +335,12 @@ def _mixed(where: Tensor, inside: DiagGaussian, outside: DiagGaussian) -> DiagGa
 @contextmanager
 def _left_as_it_was(model: Model) -> Iterator[None]:
     """The network's weights, buffers and modes, whoever binds them meanwhile."""
-    weights, buffers = model.flat.vector.clone(), {n: b.clone() for n, b in model.buffers().items()}
+    weights, buffers = model.weights(), {n: b.clone() for n, b in model.buffers().items()}
     with evaluating(model.net):
         try:
             yield
         finally:
-            with model.flat.writing() as vector:
+            with model.bind().writing() as vector:
                 vector.copy_(weights)
             with torch.no_grad():
                 for name, buffer in model.buffers().items():

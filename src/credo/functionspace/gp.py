@@ -115,8 +115,8 @@ class NetworkGP:
         Args:
             x: Inputs, examples first.
         """
-        with self.posterior.in_network() as flat:
-            return self.posterior.model.outputs(like_weights(as_inputs(x), flat.vector))
+        with self.posterior.on_copy() as (model, flat):
+            return model.outputs(like_weights(as_inputs(x), flat.vector))
 
     def kernel(
         self,
@@ -163,8 +163,7 @@ class NetworkGP:
     ) -> Iterator[KernelBlock]:
         """The kernel tile by tile, for a matrix that does not fit; lazily.
 
-        With ``other=None`` only tiles on and above the diagonal come. The network holds the
-        posterior's mean until the last one has been taken.
+        With ``other=None`` only tiles on and above the diagonal come.
 
         Args:
             x: Inputs, examples first.
@@ -173,8 +172,8 @@ class NetworkGP:
                 (K, n, m); "joint" has every pair, (n, K, m, K).
             of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
         """
-        with self.posterior.in_network() as flat:
-            kernel = Kernel(self.posterior.model, flat, self.posterior.q, of, self._max_memory)
+        with self.posterior.on_copy() as (model, flat):
+            kernel = Kernel(model, flat, self.posterior.q, of, self._max_memory)
             paired = None if other is None else as_inputs(other)
             yield from kernel.blocks(as_inputs(x), paired, outputs)
 
@@ -214,8 +213,7 @@ class NetworkGP:
         Args:
             x: Inputs, examples first.
         """
-        model = self.posterior.model
-        with self.posterior.in_network() as flat:
+        with self.posterior.on_copy() as (model, flat):
             inputs = like_weights(as_inputs(x), flat.vector)
             linear = Linearisation(model, flat, self.posterior.q)
             size = linear.batch_size(inputs)
@@ -245,8 +243,8 @@ class NetworkGP:
     def _kernel(
         self, q: Family, x: Inputs, other: Inputs | None, outputs: Outputs, of: Of
     ) -> Tensor:
-        with self.posterior.in_network() as flat, torch.no_grad():
-            kernel = Kernel(self.posterior.model, flat, q, of, self._max_memory)
+        with self.posterior.on_copy() as (model, flat), torch.no_grad():
+            kernel = Kernel(model, flat, q, of, self._max_memory)
             paired = None if other is None else as_inputs(other)
             return kernel.matrix(as_inputs(x), paired, outputs)
 

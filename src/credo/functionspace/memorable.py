@@ -51,7 +51,7 @@ from torch import Tensor
 from credo.autodiff.jacobians import Jacobians
 from credo.checks import Count, Share, checked
 from credo.errors import DataError, UnsupportedError
-from credo.families import FixedGaussian, FullGaussian
+from credo.families import Family, FixedGaussian, FullGaussian
 from credo.functionspace.sampled import SampledGP, has_centre
 from credo.likelihoods import Categorical
 from credo.likelihoods.curvature import (
@@ -72,12 +72,12 @@ from credo.network.batches import (
     number_of_batches,
     pieces,
 )
-from credo.network.state import evaluating
+from credo.network.replica import private
 from credo.posterior.covariance import weight_covariance
 from credo.posterior.outputs import Linearisation
 from credo.posterior.posterior import Posterior
 from credo.train.progress import progress_bar
-from credo.types import Batch
+from credo.types import Batch, Vector
 
 # --- scores ---------------------------------------------------------------------------------------
 
@@ -107,11 +107,11 @@ def relevance(
     """
     model = subject.model if isinstance(subject, Posterior) else subject
     if isinstance(subject, Posterior) and not has_centre(subject.q):
-        drawn, flat = SampledGP(subject).relevance, subject.model.flat
-        return _stream(flat, data, "relevance", lambda b: drawn(*b), batch_size, progress)
+        drawn = SampledGP(subject).relevance
+        return _stream(model.like, data, "relevance", lambda b: drawn(*b), batch_size, progress)
 
     @torch.no_grad()
-    def score(flat: FlatParams, batch: Batch) -> Tensor:
+    def score(model: Model, flat: FlatParams, batch: Batch) -> Tensor:
         return output_hessian_trace(model.likelihood, model.outputs(batch[0]), batch[1])
 
     return _scored(subject, data, "relevance", score, batch_size, progress)
@@ -145,12 +145,12 @@ def leverage(
         (N,).
     """
     if not has_centre(posterior.q):
-        drawn, weights = SampledGP(posterior).leverage, posterior.model.flat
-        return _stream(weights, data, "leverage", lambda b: drawn(*b), batch_size, progress)
-    model, likelihood = posterior.model, posterior.model.likelihood
-    covariance, fitting = weight_covariance(posterior.q), _Fitting(posterior)
+        drawn, like = SampledGP(posterior).leverage, posterior.model.like
+        return _stream(like, data, "leverage", lambda b: drawn(*b), batch_size, progress)
+    likelihood = posterior.model.likelihood
+    covariance, fitting = weight_covariance(posterior.q), _Fitting(posterior.q)
 
-    def trace(flat: FlatParams, batch: Batch, count: int | None) -> Tensor:
+    def trace(model: Model, flat: FlatParams, batch: Batch, count: int | None) -> Tensor:
         jacobians = Jacobians.at(model.net, flat, model.random, batch[0])
         if count is None:
             roots = output_hessian_roots(likelihood, jacobians.outputs, batch[1])
@@ -160,17 +160,18 @@ def leverage(
         with torch.no_grad():
             return covariance.trace(jacobians, roots)
 
-    def score(flat: FlatParams, batch: Batch) -> Tensor:
+    def score(model: Model, flat: FlatParams, batch: Batch) -> Tensor:
         with torch.no_grad():
             outputs = model.outputs(batch[0])
         if not isinstance(likelihood, Categorical) or outputs.dim() > 2 or not tolerance:
-            return torch.cat([trace(flat, part, None) for part in fitting(flat, batch)])
+            whole = fitting(model, flat, batch)
+            return torch.cat([trace(model, flat, part, None) for part in whole])
         needed = roots_needed(likelihood, outputs, tolerance)
         scores = torch.empty_like(outputs[:, 0])
         for count in needed.unique().tolist():
             mine = (needed == count).nonzero().flatten()
-            group = fitting(flat, batch_rows(batch, mine))
-            scores[mine] = torch.cat([trace(flat, part, count) for part in group])
+            group = fitting(model, flat, batch_rows(batch, mine))
+            scores[mine] = torch.cat([trace(model, flat, part, count) for part in group])
         return scores
 
     return _scored(posterior, data, "leverage", score, batch_size, progress)
@@ -197,17 +198,17 @@ def leave_one_out(
     Returns:
         (N,).
     """
-    model, q = posterior.model, posterior.q
+    q = posterior.q
     covariance = weight_covariance(q)
     dense = isinstance(q, FullGaussian) or (isinstance(q, FixedGaussian) and q.precision.dim() == 2)
     removed = dense if removes is None else removes
 
-    fitting = _Fitting(posterior)
+    fitting = _Fitting(q)
 
-    def score(flat: FlatParams, batch: Batch) -> Tensor:
-        return torch.cat([rise(flat, part) for part in fitting(flat, batch)])
+    def score(model: Model, flat: FlatParams, batch: Batch) -> Tensor:
+        return torch.cat([rise(model, flat, part) for part in fitting(model, flat, batch)])
 
-    def rise(flat: FlatParams, batch: Batch) -> Tensor:
+    def rise(model: Model, flat: FlatParams, batch: Batch) -> Tensor:
         jacobians = Jacobians.at(model.net, flat, model.random, batch[0])
         outputs = jacobians.outputs
         gradient = output_gradient(model.likelihood, outputs, batch[1]).flatten(1).unsqueeze(-1)
@@ -281,27 +282,28 @@ def _scored(
     subject: Posterior | Model,
     data: Any,
     what: str,
-    score: Callable[[FlatParams, Batch], Tensor],
+    score: Callable[[Model, FlatParams, Batch], Tensor],
     batch_size: int,
     progress: bool,
 ) -> Tensor:
-    with _at_rest(subject) as flat:
-        return _stream(flat, data, what, partial(score, flat), batch_size, progress)
+    with _at_rest(subject) as (model, flat):
+        scored = partial(score, model, flat)
+        return _stream(flat.vector, data, what, scored, batch_size, progress)
 
 
 @contextmanager
-def _at_rest(subject: Posterior | Model) -> Iterator[FlatParams]:
-    """The network in eval mode: at a posterior's mean, or at the weights that a model has now."""
+def _at_rest(subject: Posterior | Model) -> Iterator[tuple[Model, FlatParams]]:
+    """A copy in eval mode: at a posterior's mean, or at the weights that a model has now."""
     if isinstance(subject, Posterior):
-        with subject.in_network() as flat:
-            yield flat
+        with subject.on_copy() as at_mean:
+            yield at_mean
     else:
-        with evaluating(subject.net):
-            yield subject.flat
+        with private(subject.net, {}) as flat:
+            yield subject.replace(net=flat.module), flat
 
 
 def _stream(
-    flat: FlatParams,
+    like: Vector,
     data: Any,
     what: str,
     score: Callable[[Batch], Tensor],
@@ -313,8 +315,8 @@ def _stream(
     scores: list[Tensor] = []
     with progress_bar(progress, total, what) as bar:
         for batch in batches(data, batch_size):
-            inputs = like_weights(batch[0], flat.vector)
-            targets = batch[1].to(flat.vector.device)
+            inputs = like_weights(batch[0], like)
+            targets = batch[1].to(like.device)
             scores.append(score((inputs, targets)).cpu())
             bar.advance()
     if not scores:
@@ -325,12 +327,12 @@ def _stream(
 class _Fitting:
     """Batches in parts whose Jacobians fit; how large those may be is asked once."""
 
-    def __init__(self, posterior: Posterior) -> None:
-        self._posterior, self._size = posterior, 0
+    def __init__(self, q: Family) -> None:
+        self._q, self._size = q, 0
 
-    def __call__(self, flat: FlatParams, batch: Batch) -> Iterator[Batch]:
+    def __call__(self, model: Model, flat: FlatParams, batch: Batch) -> Iterator[Batch]:
         if not self._size:
-            linear = Linearisation(self._posterior.model, flat, self._posterior.q)
+            linear = Linearisation(model, flat, self._q)
             self._size = linear.batch_size(batch[0])
         return pieces(batch, self._size)
 

@@ -43,12 +43,13 @@ from torch import Tensor
 from credo.autodiff.jacobians import Jacobians
 from credo.checks import Positive, checked
 from credo.errors import UnsupportedError
-from credo.families import DiagGaussian, Gaussian
+from credo.families import DiagGaussian, Family, Gaussian
 from credo.functionspace.kernels import Kernel
 from credo.likelihoods import Categorical
 from credo.likelihoods import Gaussian as GaussianLikelihood
 from credo.likelihoods.curvature import output_gradient, output_hessian_roots
 from credo.model import Model
+from credo.network import FlatParams
 from credo.network.batches import as_inputs, chunks, like_weights, number_of_examples, pieces
 from credo.posterior.features import Features
 from credo.posterior.outputs import Linearisation
@@ -94,11 +95,12 @@ class PseudoData:
         self, posterior: Posterior, batch: Batch, prior: Gaussian, weight: Positive = 1.0
     ) -> None:
         self._posterior, self.prior, self._weight = posterior, prior, weight
-        with posterior.in_network() as flat:
+        self._likelihood = posterior.model.likelihood
+        with posterior.on_copy() as (model, flat):
             inputs = like_weights(as_inputs(batch[0]), flat.vector)
             self._inputs, self._targets = inputs, batch[1].to(flat.vector.device)
-            self._model = posterior.model
-            self._measure(Linearisation(self._model, flat, posterior.q).batch_size(inputs))
+            step = Linearisation(model, flat, posterior.q).batch_size(inputs)
+            self._measure(model, flat, step)
             count = self.whitened.numel()
             if count > MAX_OBSERVATIONS:
                 raise UnsupportedError(
@@ -121,14 +123,14 @@ class PseudoData:
             x: Inputs, examples first.
         """
         posterior, x = self._posterior, as_inputs(x)
-        with posterior.in_network() as flat, torch.no_grad():
+        with posterior.on_copy() as (model, flat), torch.no_grad():
             x = like_weights(x, flat.vector)
-            kernel = Kernel(self._model, flat, self.prior)
+            kernel = Kernel(model, flat, self.prior)
             test = kernel.features(x, 0, number_of_examples(x))
             across = self._scale * self._features(kernel).kernel(test, "joint").flatten(2)
             across = across.flatten(0, 1)  # (N, m·K)
             itself = test.kernel(test, "joint")
-            means = _times(self._model, posterior, x, self.prior.mean)
+            means = _times(model, flat, posterior.q, x, self.prior.mean)
         solved = torch.cholesky_solve(across, self._root)
         residual = (self.whitened - self._prior_mean).flatten()
         mean = means + (solved.mT @ residual).view_as(means)
@@ -167,14 +169,14 @@ class PseudoData:
     def _scale(self) -> float:
         return math.sqrt(self._weight)
 
-    def _measure(self, step: int) -> None:
+    def _measure(self, model: Model, flat: FlatParams, step: int) -> None:
         """One pass: f, r, the roots of Λ, Jw and Jv."""
-        model, likelihood = self._model, self._model.likelihood
+        likelihood = self._likelihood
         weights = torch.stack([self._posterior.mean, self.prior.mean.to(self._posterior.mean)], 1)
         measured: list[tuple[Tensor, ...]] = []
         self._log_likelihood = 0.0
         for inputs, targets in pieces((self._inputs, self._targets), step):
-            jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
+            jacobians = Jacobians.at(model.net, flat, model.random, inputs)
             outputs = jacobians.outputs
             roots = output_hessian_roots(likelihood, outputs, targets).flatten(2)
             gradient = output_gradient(likelihood, outputs, targets).flatten(1)
@@ -204,8 +206,8 @@ class PseudoData:
 
     def _gram(self, prior: Gaussian) -> Tensor:
         """RᵀJVJᵀR between all observations, (N, N)."""
-        with self._posterior.in_network() as flat, torch.no_grad():
-            features = self._features(Kernel(self._model, flat, prior))
+        with self._posterior.on_copy() as (model, flat), torch.no_grad():
+            features = self._features(Kernel(model, flat, prior))
             return self._weight * features.kernel(features, "joint").flatten(2).flatten(0, 1)
 
     @cached_property
@@ -225,7 +227,7 @@ class PseudoData:
 
     def _with_noise(self, noise_scale: float) -> tuple[float, float]:
         """By what roots and observations change, and the log-likelihood at another noise."""
-        likelihood = self._model.likelihood
+        likelihood = self._likelihood
         if not isinstance(likelihood, GaussianLikelihood):
             raise UnsupportedError(
                 "noise_scale is of credo.likelihoods.Gaussian alone: other likelihoods have no "
@@ -252,11 +254,11 @@ def _eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), vectors
 
 
-def _times(model: Model, posterior: Posterior, x: Inputs, vector: Vector) -> Tensor:
-    """J(x)·vector, (m, K); the network holds the posterior's mean."""
+def _times(model: Model, flat: FlatParams, q: Family, x: Inputs, vector: Vector) -> Tensor:
+    """J(x)·vector, (m, K), at the weights that ``flat`` holds."""
     parts = []
-    linear = Linearisation(model, model.flat, posterior.q)
+    linear = Linearisation(model, flat, q)
     for inputs in chunks(x, linear.batch_size(x)):
-        jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
+        jacobians = Jacobians.at(model.net, flat, model.random, inputs)
         parts.append(jacobians.times(vector.to(jacobians.outputs).unsqueeze(1))[..., 0])
     return torch.cat(parts)

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from credo.errors import UnsupportedError
+from credo.errors import DataError, UnsupportedError
 from credo.laplace.data_pass import DataPass
 from credo.laplace.evidence import Evidence
 from credo.laplace.low_rank import sketch_columns
 from credo.likelihoods.curvature import FisherKind, curvature_roots
 from credo.model import Model
-from credo.network import select
 from credo.network.batches import batch_rows
 from credo.network.state import evaluating
 from credo.types import Batch, Segment, Vector
@@ -27,27 +26,26 @@ STEP = 1e-3
 """How far a directional derivative steps, next to the weights: rounding is 1e-4 of the change."""
 
 
-def refuse_beyond(
-    max_memory: float,
-    structure: str,
-    segments: tuple[Segment, ...],
-    network: tuple[Segment, ...],
-    itemsize: int,
-    rank: int,
-) -> None:
+def refuse_beyond(max_memory: float, structure: str, model: Model, rank: int) -> None:
     """Raise `UnsupportedError` before too much memory is taken, saying what would fit."""
+    segments, itemsize = model.random.segments, model.like.element_size()
 
-    def need(what: str, where: tuple[Segment, ...]) -> int:
+    def need(what: str, where: Iterable[Segment]) -> int:
         return needed_bytes(what, where, itemsize, rank)
 
     needed = need(structure, segments)
     if needed <= max_memory:
         return
-    last = select(network, "last_layer").segments
     others = {f'structure="{name}"': need(name, segments) for name in ("kron", "low_rank", "diag")}
-    others |= {
-        f'subset="last_layer", structure="{name}"': need(name, last) for name in ("full", "kron")
-    }
+    try:
+        last = model.replace(random="last_layer").random.segments
+    except DataError:  # which one it is takes a forward pass, or is ambiguous
+        last = ()
+    if last:
+        others |= {
+            f'subset="last_layer", structure="{name}"': need(name, last)
+            for name in ("full", "kron")
+        }
     fitting = [
         f"{name} ({_gigabytes(size)})" for name, size in others.items() if size <= max_memory
     ]
@@ -93,7 +91,7 @@ def gain_of_a_step(model: Model, batch: Batch, evidence: Evidence) -> tuple[floa
     seventh of the residuals, so that a nat is little, it was 20 before and 0.1 to 0.5 after: there
     the noise is to be mended.
     """
-    flat, random = model.flat, model.random
+    flat, random = model.bind(), model.random
     parameters = [flat.parameter_at[segment.start] for segment in random.segments]
     with evaluating(model.net):
         outputs = model.outputs(batch[0])
@@ -124,7 +122,7 @@ def _examples(evidence: Evidence) -> float:
 @torch.no_grad()
 def _directional(model: Model, batch: Batch, outputs: Tensor, direction: Vector) -> Tensor:
     """J·direction, in the outputs' shape."""
-    flat, random = model.flat, model.random
+    flat, random = model.bind(), model.random
     before = random.read(flat.vector)
     step = STEP * (float(before.norm()) or 1.0) / (float(direction.norm()) or 1.0)
     try:

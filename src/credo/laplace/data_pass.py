@@ -54,7 +54,7 @@ class DataPass:
 
     def take(self, data: Iterable[Batch]) -> None:
         """All batches, in pieces of the best size."""
-        device = self.model.flat.vector.device
+        device = self.model.like.device
         moved = (to_device(batch, device) for batch in data)
         with evaluating(self.model.net):
             for batch in self._regrouped(moved):
@@ -90,9 +90,9 @@ class DataPass:
             with torch.no_grad():
                 outputs = model.outputs(inputs)
             loss = Loss.of_model(model, batch, num_data=len(targets))
-            self.curvature.add_exact(loss, model.random.read(model.flat.vector))
+            self.curvature.add_exact(loss, model.weights(model.random))
         else:
-            jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
+            jacobians = Jacobians.at(model.net, model.bind(), model.random, inputs)
             outputs = jacobians.outputs
             roots = curvature_roots(
                 self.kind,
@@ -136,7 +136,7 @@ class DataPass:
             if self.kind == "hessian":
                 numbers = 1
             else:
-                jacobians = Jacobians.at(model.net, model.flat, model.random, inputs)
+                jacobians = Jacobians.at(model.net, model.bind(), model.random, inputs)
                 roots = number_of_roots(self.kind, jacobians.outputs, self.samples)
                 numbers = jacobians.numbers(roots)
                 if self.kind == "ggn":

@@ -263,7 +263,7 @@ def with_hyperparameters(model: Model, evidence: Evidence) -> Model:
     if evidence.noise is not None and isinstance(likelihood, GaussianLikelihood):
         likelihood = GaussianLikelihood(evidence.noise.scale, likelihood.log_scale is not None)
         likelihood.to(evidence.mean.device, evidence.mean.dtype)
-    return Model(model.net, likelihood, prior_with(model, table), model.selector)
+    return model.replace(likelihood=likelihood, prior=prior_with(model, table))
 
 
 def prior_with(model: Model, table: Mapping[str, float]) -> Normal:

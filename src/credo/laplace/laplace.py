@@ -272,16 +272,12 @@ class Laplace:
         """The model whose random weights get the Gaussian."""
         if self.subset is None or self.subset == "all":
             return model
-        return Model(model.net, model.likelihood, model.prior, self.subset)
+        return model.replace(random=self.subset)
 
     def _check(self, model: Model) -> None:
         prior = gaussian_around_zero(model.prior_over_weights(), "Laplace")
         precision_of_segments(prior, model.random)
-        itemsize = model.flat.vector.element_size()
-        refuse_beyond(
-            self.max_memory, self.structure, model.random.segments, model.flat.segments, itemsize,
-            self.rank,
-        )  # fmt: skip
+        refuse_beyond(self.max_memory, self.structure, model, self.rank)
 
     def _pass(self, state: LaplaceState) -> DataPass:
         model = self._subject(state.model)
@@ -291,13 +287,13 @@ class Laplace:
             model,
             self._gatherer(model),
             self.curvature,
-            torch.Generator(model.flat.vector.device).manual_seed(seed),
+            torch.Generator(model.like.device).manual_seed(seed),
             self.mc_samples,
             self.max_memory,
         )
 
     def _gatherer(self, model: Model) -> DataCurvature:
-        segments, like = model.random.segments, model.flat.vector
+        segments, like = model.random.segments, model.like
         if self.structure == "low_rank":
             return LowRankCurvature(segments, like, self.rank)
         if self.structure == "kron":
@@ -320,11 +316,11 @@ class Laplace:
         power = 4 if self.curvature == "empirical" else 2
         return Evidence(
             segments=model.random.segments,
-            mean=model.random.read(model.flat.vector),
+            mean=model.weights(model.random),
             curvature=gathered.curvature,
             precision=torch.tensor(
                 precision_of_segments(prior, model.random), dtype=torch.float64,
-                device=model.flat.vector.device,
+                device=model.like.device,
             ),
             log_likelihood=log_likelihood,
             num_data=state.num_data,
@@ -357,7 +353,7 @@ class Laplace:
         if noise is not None and is_learned(model):
             with torch.no_grad():
                 model.likelihood.log_scale.fill_(math.log(noise))  # type: ignore[attr-defined]
-        state.model = Model(model.net, model.likelihood, prior, model.selector)
+        state.model = model.replace(prior=prior)
         state.training.model = self._with_fixed_noise(state.model)
         state.training.prior = state.model.prior_over_weights()
 
@@ -368,4 +364,4 @@ class Laplace:
         if not is_learned(model):
             return model
         fixed = type(model.likelihood)(model.likelihood.scale)  # type: ignore[call-arg, attr-defined]
-        return Model(model.net, fixed, model.prior, model.selector)
+        return model.replace(likelihood=fixed)

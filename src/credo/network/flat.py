@@ -29,48 +29,37 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from credo.errors import BindingError
+from credo.network.execution import NORM_LAYERS
 from credo.network.selection import Selection
 from credo.types import Segment, Vector
-
-NORM_LAYERS = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-)
-
-
-class Buffer:
-    """A vector with room for all parameters, and each one's part of it as a view in its shape."""
-
-    __slots__ = ("addresses", "vector", "views")
-
-    def __init__(self, vector: Vector, segments: tuple[Segment, ...]) -> None:
-        self.vector = vector
-        self.views = [vector[segment.slice].view(segment.shape) for segment in segments]
-        self.addresses = [view.data_ptr() for view in self.views]
 
 
 class FlatParams:
     """The flat buffer of one module; made by `bind`, one per module.
 
     ``vector`` is the buffer (T,), ``gradient`` gathers what a backward pass left in ``.grad``.
-    Norm layers' segments come last, so that the default random parameters form one run.
+    Norm layers' segments come last, so that the default random parameters form one run. The
+    parameters' own ``.grad`` stay what they were.
 
-    A network that looks at other weights for a while needs no copies: `spare` gives a second
-    buffer, `show` makes the parameters views of it, and later of the first one again.
+    Parameters that look at other weights for a while need no copies: `show` makes them views of a
+    `Draw`, `show_home` of the buffer again, whose content nobody touched.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, reuse: bool = False) -> None:
+        """Args:
+        module: Whose parameters to move.
+        reuse: Stay in a buffer of another binding where the parameters lie in it as they
+            would here; else the buffer is new.
+        """
         self._module = ref(module)
         self._places = _places(module)
         if not self._places:
@@ -79,21 +68,24 @@ class FlatParams:
                 "there is nothing to be Bayesian about. Unfreeze the layers that should be random."
             )
         self.parameters = [place.parameter for place in self._places]
+        self._ids = frozenset(id(parameter) for parameter in self.parameters)
         _refuse_mixtures(self._places)
         self.segments: tuple[Segment, ...] = _segments(self._places)
         self.parameter_at = {
             s.start: p for s, p in zip(self.segments, self.parameters, strict=True)
         }
-        vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        self._shown = Buffer(vector, self.segments)
-        for parameter, view in zip(self.parameters, self._shown.views, strict=True):
-            parameter.data = view
-            parameter.grad = None
-
-    @property
-    def vector(self) -> Vector:
-        """The buffer of which the parameters are views."""
-        return self._shown.vector
+        # Tensors that are made in inference mode could never be trained.
+        with torch.inference_mode(False):
+            stretch = _stretch(self.parameters, self.segments) if reuse else None
+            self.vector: Vector = (
+                torch.cat([p.detach().reshape(-1) for p in self.parameters])
+                if stretch is None
+                else stretch
+            )
+            self._home = [self.vector[s.slice].view(s.shape) for s in self.segments]
+            for parameter, view in zip(self.parameters, self._home, strict=True):
+                parameter.data = view
+        self._addresses = [view.data_ptr() for view in self._home]
 
     @property
     def module(self) -> nn.Module:
@@ -108,6 +100,14 @@ class FlatParams:
         """Number of scalars in the buffer."""
         return self.vector.numel()
 
+    def has(self, parameter: Tensor) -> bool:
+        """Whether it is one of ours."""
+        return id(parameter) in self._ids
+
+    def pairs(self) -> Iterable[tuple[Segment, nn.Parameter]]:
+        """Every segment with its parameter."""
+        return zip(self.segments, self.parameters, strict=True)
+
     @contextmanager
     def writing(self) -> Iterator[Vector]:
         """The buffer, to be written in place; autograd and autocast learn of it on leaving."""
@@ -116,28 +116,38 @@ class FlatParams:
             with torch.no_grad():
                 yield self.vector
         finally:
-            self._tell()
+            self.tell()
 
-    def spare(self) -> Buffer:
-        """A second buffer for these parameters; its content is arbitrary."""
-        return Buffer(torch.empty_like(self.vector), self.segments)
-
-    @property
-    def shown(self) -> Buffer:
-        """The buffer whose vector is ``vector``."""
-        return self._shown
-
-    def show(self, buffer: Buffer) -> None:
-        """Make the parameters views of ``buffer``; the one that is replaced keeps its content."""
-        for parameter, view in zip(self.parameters, buffer.views, strict=True):
-            parameter.data = view
-        self._shown = buffer
-        self._tell()
-
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Autograd and autocast must not go on with the weights they know."""
         torch.autograd.graph.increment_version(self.parameters)
         torch.clear_autocast_cache()
+
+    def show(self, draw: Draw) -> None:
+        """Make the draw's parameters, as far as they are ours, views of it."""
+        for index, parameter in enumerate(self.parameters):
+            view = draw.views.get(id(parameter))
+            if view is not None:
+                parameter.data = view
+                self._addresses[index] = draw.addresses[id(parameter)]
+        self.tell()
+
+    @torch.no_grad()
+    def show_home(self, draw: Draw) -> None:
+        """Make the draw's parameters views of the buffer again, also after half a `show`.
+
+        One that was moved or re-typed in the meantime stays where it is and gets the numbers.
+        """
+        for index, (parameter, home) in enumerate(zip(self.parameters, self._home, strict=True)):
+            shown = draw.addresses.get(id(parameter))
+            if shown is None:
+                continue
+            self._addresses[index] = home.data_ptr()
+            if parameter.dtype == home.dtype and parameter.data_ptr() in (shown, home.data_ptr()):
+                parameter.data = home
+            else:
+                parameter.copy_(home)
+        self.tell()
 
     def gradient(self, selection: Selection, out: Vector) -> Vector:
         """Move the gradients of the selected segments into ``out`` and clear them.
@@ -160,11 +170,16 @@ class FlatParams:
         with torch.no_grad():
             return torch.cat(pieces, out=out)
 
+    def forget_gradients(self) -> None:
+        """Clear what earlier backward passes left, before a method adds up its own."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def check(self) -> None:
         """Raise `BindingError` unless every parameter is still itself and still a view of us."""
         dtype = self.vector.dtype
         for place, segment, address in zip(
-            self._places, self.segments, self._shown.addresses, strict=True
+            self._places, self.segments, self._addresses, strict=True
         ):
             now = place.owner._parameters.get(place.attribute)
             if (
@@ -177,7 +192,7 @@ class FlatParams:
                     f"parameter {segment.name!r} was moved, re-typed, replaced or frozen after "
                     "Credo bound the network (by .to(), .double(), load_state_dict(assign=True), "
                     "requires_grad_(False), …). Do that before training; to go on from the new "
-                    "weights, call credo.fit or posterior.predict again: they bind anew."
+                    "weights, call credo.fit again: it binds anew."
                 )
 
     def is_bound(self) -> bool:
@@ -190,31 +205,91 @@ class FlatParams:
 
     def release(self) -> None:
         """Give every parameter that is still a view of the buffer a storage of its own."""
-        for parameter, address in zip(self.parameters, self._shown.addresses, strict=True):
+        for parameter, address in zip(self.parameters, self._addresses, strict=True):
             if parameter.data_ptr() == address:
                 parameter.data = parameter.data.clone()
 
 
+class Draw:
+    """Other weights for some parameters, of one binding or of several, to be shown for a while."""
+
+    __slots__ = ("addresses", "vector", "views")
+
+    def __init__(
+        self, vector: Vector, segments: Iterable[Segment], parameters: Iterable[nn.Parameter]
+    ) -> None:
+        self.vector = vector
+        self.views = {
+            id(parameter): vector[segment.slice].view(segment.shape)
+            for segment, parameter in zip(segments, parameters, strict=True)
+        }
+        self.addresses = {key: view.data_ptr() for key, view in self.views.items()}
+
+
 _BINDINGS: WeakKeyDictionary[nn.Module, FlatParams] = WeakKeyDictionary()
+_OWNERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Of every parameter the latest binding, weakly: bindings hold parameters, not the reverse."""
 
 
 def bind(module: nn.Module) -> FlatParams:
-    """The module's flat parameters: the existing binding if it still holds, else a new one."""
+    """Move the module's parameters into one buffer, unless they are in it already.
+
+    Values and gradients stay what they are; only the storage is another one. The module owns its
+    buffer: methods and optimizers that train it all work there.
+
+    Args:
+        module: The network; its floating parameters with ``requires_grad=True`` are bound.
+
+    Returns:
+        The existing binding if it still holds, else a new one.
+
+    Raises:
+        BindingError: If there is nothing to bind, or it does not fit into one vector.
+    """
     flat = _BINDINGS.get(module)
     if flat is not None and flat.is_bound() and _same_places(flat, module):
         return flat
     if flat is not None:
         flat.release()
-    flat = FlatParams(module)
+    flat = FlatParams(module, reuse=True)
     _BINDINGS[module] = flat
+    for parameter in flat.parameters:
+        _OWNERS[parameter] = ref(flat)
     return flat
 
 
 def unbind(module: nn.Module) -> None:
-    """Give the module ordinary parameters back; their values stay."""
+    """Give the module ordinary parameters back; their values and gradients stay.
+
+    Args:
+        module: A network that was bound; any other is left as it is.
+    """
     flat = _BINDINGS.pop(module, None)
     if flat is not None:
         flat.release()
+
+
+def owner_of(parameter: Tensor) -> FlatParams | None:
+    """The binding in whose buffer the parameter lives, if there is one and it still holds."""
+    flat: FlatParams | None = _OWNERS.get(parameter, lambda: None)()
+    return flat if flat is not None and flat.is_bound() else None
+
+
+def _stretch(parameters: list[nn.Parameter], segments: tuple[Segment, ...]) -> Vector | None:
+    """The part of another binding's buffer that holds just these values in this order, if any.
+
+    So a network whose optimizer was built first, or a part of a bound network, moves nothing.
+    """
+    owner = owner_of(parameters[0])
+    if owner is None:
+        return None
+    (start,) = (s.start for s, p in owner.pairs() if p is parameters[0])
+    stretch = owner.vector[start : start + segments[-1].stop]
+    base, width = stretch.data_ptr(), stretch.element_size()
+    lies_there = stretch.numel() == segments[-1].stop and all(
+        p.data_ptr() == base + s.start * width for s, p in zip(segments, parameters, strict=True)
+    )
+    return stretch if lies_there else None
 
 
 class _Place:
@@ -242,6 +317,12 @@ class _Place:
 def segments_of(module: nn.Module) -> tuple[Segment, ...]:
     """The segments that binding the module would give, without binding it."""
     return _segments(_places(module))
+
+
+def parameters_of(module: nn.Module) -> list[tuple[Segment, nn.Parameter]]:
+    """The module's segments with their parameters, bound or not."""
+    places = _places(module)
+    return list(zip(_segments(places), (place.parameter for place in places), strict=True))
 
 
 def _places(module: nn.Module) -> list[_Place]:
@@ -274,6 +355,11 @@ def _same_places(flat: FlatParams, module: nn.Module) -> bool:
 def _refuse_mixtures(places: list[_Place]) -> None:
     first = places[0]
     for place in places:
+        if place.parameter.is_inference():
+            raise BindingError(
+                f"{place.name} was made inside torch.inference_mode(), so that it can't be "
+                "trained: build the network outside of it"
+            )
         for fact in ("dtype", "device"):
             here, there = getattr(place.parameter, fact), getattr(first.parameter, fact)
             if here != there:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from credo.errors import DataError
+from credo.network.execution import whole_layer
 from credo.types import Segment, Vector
 
 Selector: TypeAlias = str | Iterable[str] | Callable[[Segment], bool] | None
@@ -88,13 +89,25 @@ def is_norm(segment: Segment) -> bool:
     return segment.layer_type in NORM_NAMES
 
 
-def select(segments: Sequence[Segment], selector: Selector = None) -> Selection:
+def select(
+    segments: Sequence[Segment], selector: Selector = None, last_layer: str | None = None
+) -> Selection:
     """The segments that a selector means.
+
+    Args:
+        segments: All that can be chosen.
+        selector: None for all but norm layers, "all", "last_layer", a name or glob or several of
+            them, or a predicate.
+        last_layer: The path of the layer that "last_layer" means; segments don't know it, but
+            `credo.network.last_layer` finds it.
+
+    Raises:
+        DataError: If nothing is chosen, or a name fits nothing.
 
     >>> from credo.types import Segment
     >>> a = Segment("body.weight", (2, 2), 0, 4, 2, 2, "body", "Linear")
     >>> b = Segment("head.weight", (1, 2), 4, 6, 2, 1, "head", "Linear")
-    >>> [select([a, b], s).size for s in (None, "last_layer", "body.*", lambda s: s.fan_out == 1)]
+    >>> [select([a, b], s).size for s in (None, "head", "body.*", lambda s: s.fan_out == 1)]
     [6, 2, 4, 2]
     """
     if selector is None:
@@ -102,8 +115,12 @@ def select(segments: Sequence[Segment], selector: Selector = None) -> Selection:
     elif isinstance(selector, str) and selector == "all":
         chosen = list(segments)
     elif isinstance(selector, str) and selector == "last_layer":
-        layers = [s.layer for s in segments if not is_norm(s)]
-        chosen = [s for s in segments if layers and s.layer == layers[-1]]
+        if last_layer is None:
+            raise DataError(
+                "segments don't tell which layer runs last: give its path, which "
+                "credo.network.last_layer(net, inputs) finds"
+            )
+        chosen = [s for s in segments if whole_layer(s.layer) == last_layer and not is_norm(s)]
     elif callable(selector):
         chosen = [s for s in segments if selector(s)]
     else:

@@ -47,10 +47,10 @@ from torch.optim import Optimizer
 
 from credo.collectives import unwrap
 from credo.errors import UnsupportedError
-from credo.network.flat import Buffer
+from credo.network.flat import Draw
 from credo.noise import Draws, source
 from credo.optim.groups import Group, Params, check_options, groups_of
-from credo.optim.layout import Layout
+from credo.optim.layout import Layout, Run
 from credo.optim.ranks import Tally, Team
 from credo.optim.results import is_finite, posterior_of, refuse_nonfinite, refuse_strange_state
 from credo.posterior.posterior import Posterior
@@ -112,6 +112,7 @@ class NaturalOptimizer(Optimizer, ABC):
         seed: int = 0,
         process_group: ProcessGroup | None = None,
         shared_noise: bool = False,
+        module: nn.Module | None = None,
     ) -> None:
         self._team = Team(params, process_group, shared_noise)
         params = unwrap(params) if isinstance(params, nn.Module) else params
@@ -132,18 +133,20 @@ class NaturalOptimizer(Optimizer, ABC):
         self._is_built = False
         super().__init__(groups, {"step": 0, "skipped": 0})
         self._is_built = True
-        self._layout = Layout(params, self.param_groups)
-        like = self._layout.bound().vector
+        module = params if isinstance(params, nn.Module) else module
+        self._layout = Layout(module, self.param_groups)
+        like = self._layout.like.new_zeros(self._layout.size)
         self._num_random = self._layout.num_random
         self._team.agree_on_layout(like, self._num_random)
         self._memory = {name: torch.zeros_like(like) for name in self.vectors}
-        for where, group in self._parts():
-            self._memory["curvature"][where] = group["hess_init"]
+        for run, group in self._parts():
+            self._memory["curvature"][run.where] = group["hess_init"]
         self._point_state_at_memory()
-        self._gradient, self._scratch, self._shifted = (torch.empty_like(like) for _ in range(3))
+        self._gradient = like
+        self._scratch, self._shifted = torch.empty_like(like), torch.empty_like(like)
         self._eps = torch.empty_like(like[: self._num_random])
         self._effective_data = [1.0] * len(groups)
-        self._shifted_from: dict[int, tuple[int, float]] = {}
+        self._shifted_from: dict[tuple[int, int], tuple[int, float]] = {}
         self._noise = source(draws, seed)
         self._samples = 0
         self._is_sampling = False
@@ -161,7 +164,7 @@ class NaturalOptimizer(Optimizer, ABC):
         """A context that surrounds the user's forward and backward passes."""
         return nullcontext()
 
-    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
+    def _harvest(self, gradient: Vector, draw: Vector) -> None:
         """Collect from a block what is needed besides its ``gradient``; ``draw`` may be used up."""
 
     def _average(self, samples: float, unit: float) -> None:
@@ -193,17 +196,17 @@ class NaturalOptimizer(Optimizer, ABC):
                 "sampled() inside of sampled(): the weights are a draw already. Leave the first "
                 "block before the next; several blocks before step() are averaged"
             )
-        mean, draw = self._layout.room_for_draw(int(self._keeps_first_draw and self._samples > 0))
+        draw = self._layout.room_for_draw(int(self._keeps_first_draw and self._samples > 0))
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._is_sampling = True
         try:
             with torch.no_grad():
-                self._perturb(mean, draw)
+                self._perturb(draw)
             with self._team.block(self._layout.parameters), self._before_forward():
                 yield
             with torch.no_grad():
-                self._gather(mean, draw.vector)
+                self._gather(draw.vector)
         finally:
             self._is_sampling = False
             self._layout.show_mean()
@@ -300,10 +303,10 @@ class NaturalOptimizer(Optimizer, ABC):
     def _precision(self, where: slice, delta: float) -> Vector:
         """h + δ: computed once for a step and the draws after it, unless h or δ is changed."""
         h, found = self._memory["curvature"][where], self._shifted[where]
-        state = (h._version, delta)
-        if self._shifted_from.get(where.start) != state:
+        state, key = (h._version, delta), (where.start, where.stop)
+        if self._shifted_from.get(key) != state:
             torch.add(h, delta, out=found)
-            self._shifted_from[where.start] = state
+            self._shifted_from[key] = state
         return found
 
     def _denominator(self, group: Group, where: slice, delta: float) -> Vector:
@@ -314,26 +317,29 @@ class NaturalOptimizer(Optimizer, ABC):
     def _scale(self) -> Vector:
         """σ = 1/√(N(h + δ)) of the random weights."""
         scale = torch.empty_like(self._eps)
-        for where, group in self._parts():
+        for run, group in self._parts():
             if not group["deterministic"]:
                 n = self.effective_data(group)
-                precision = self._precision(where, group["prior_precision"] / n)
-                torch.rsqrt(precision, out=scale[where]).mul_(n**-0.5)
+                precision = self._precision(run.where, group["prior_precision"] / n)
+                torch.rsqrt(precision, out=scale[run.where]).mul_(n**-0.5)
         return scale
 
-    def _perturb(self, mean: Vector, draw: Buffer) -> None:
+    def _perturb(self, draw: Draw) -> None:
         """Let the network look at m + σε."""
         if not self._samples:
             self._effective_data = [self.effective_data(group) for group in self.param_groups]
         if not self._num_random:
             return
         noise = self._noise.draw(self._eps, *self._noise_key())
-        for (where, group), n in zip(self._parts(), self._effective_data, strict=True):
-            if not group["deterministic"]:
-                target = draw.vector[where]
+        groups = zip(self.param_groups, self._layout.runs, self._effective_data, strict=True)
+        for group, runs, n in groups:
+            if group["deterministic"]:
+                continue
+            for run in runs:
+                where, target = run.where, draw.vector[run.where]
                 torch.rsqrt(self._precision(where, group["prior_precision"] / n), out=target)
                 # √N belongs to σ, but costs nothing here.
-                torch.addcmul(mean[where], target, noise[where], value=n**-0.5, out=target)
+                torch.addcmul(run.mean, target, noise[where], value=n**-0.5, out=target)
         self._layout.show_draw(draw)
 
     def _noise_key(self) -> tuple[int, int, int]:
@@ -375,11 +381,13 @@ class NaturalOptimizer(Optimizer, ABC):
         if samples * unit != 1.0:
             self._gradient.div_(samples * unit)
         self._average(samples, unit)
-        with self._layout.bound().writing() as vector:
-            for (where, group), n in zip(self._parts(), self._effective_data, strict=True):
+        with self._layout.writing():
+            groups = zip(self.param_groups, self._layout.runs, self._effective_data, strict=True)
+            for group, runs, n in groups:
                 delta = group["prior_precision"] / n
                 group["step"] += 1
-                self._update(group, vector[where], where, delta)
+                for run in runs:
+                    self._update(group, run.mean, run.where, delta)
 
     def _add_up_ranks(self, blocks: int, unit: float, overflow: bool) -> tuple[float, bool]:
         """Make the sums those of all ranks, of which each undoes its own scaling of the loss."""
@@ -390,7 +398,9 @@ class NaturalOptimizer(Optimizer, ABC):
             elif weight != blocks * unit**power:
                 vector.mul_(weight / (blocks * unit**power))
         clock = self.param_groups[0]
-        state = {"weights": [self._layout.bound().vector], "state": list(self._memory.values())}
+        self._layout.check()
+        means = [run.mean for runs in self._layout.runs for run in runs]
+        state = {"weights": means, "state": list(self._memory.values())}
         total = self._team.add_up(
             [vector for vector, _ in self._sums()],
             Tally(blocks, weight, overflow),
@@ -418,17 +428,19 @@ class NaturalOptimizer(Optimizer, ABC):
                 )
         return 1.0
 
-    def _gather(self, mean: Vector, draw: Vector) -> None:
+    def _gather(self, draw: Vector) -> None:
         """Add the gradients of the block; ``.grad`` stays, because GradScaler looks at it."""
         gradient = self._layout.gather(self._scratch if self._samples else self._gradient)
-        self._harvest(gradient, mean, draw)
+        self._harvest(gradient, draw)
         if self._samples:
             self._gradient.add_(gradient)
         self._samples += 1
 
-    def _parts(self) -> Iterator[tuple[slice, Group]]:
-        """Every group with its place in the flat vectors."""
-        return zip(self._layout.slices, self.param_groups, strict=True)
+    def _parts(self) -> Iterator[tuple[Run, Group]]:
+        """Every run of weights with its group."""
+        for runs, group in zip(self._layout.runs, self.param_groups, strict=True):
+            for run in runs:
+                yield run, group
 
     def _point_state_at_memory(self) -> None:
         for parameter in self._layout.parameters:

@@ -18,7 +18,7 @@ from credo.checks import (
     positive,
 )
 from credo.errors import DataError
-from credo.network import bind
+from credo.network import parameters_of
 from credo.network.selection import is_norm
 from credo.noise import Draws
 
@@ -64,18 +64,6 @@ def groups_of(params: Params, options: Group) -> list[Group]:
     return groups
 
 
-def holder_of(groups: list[Group]) -> nn.Module:
-    """A module that holds the groups' very parameters, one group after the other."""
-    holder, index = nn.Module(), 0
-    for group in groups:
-        names = group.get("param_names") or [None] * len(group["params"])
-        for name, parameter in zip(names, group["params"], strict=True):
-            # Into the dictionary, because names such as "0.weight" can't be attributes.
-            holder._parameters[name or f"parameter {index}"] = parameter
-            index += 1
-    return holder
-
-
 def check_options(group: Mapping[str, Any], constructor: Callable[..., Any]) -> None:
     """Raise `DataError` for the first option that is not what the constructor declares it to be."""
     check_data(group)
@@ -105,9 +93,8 @@ def check_data(group: Mapping[str, Any]) -> None:
 
 def _raw_groups(params: Params) -> list[Group]:
     if isinstance(params, nn.Module):
-        flat = bind(params)
         parts: dict[bool, list[Tensor]] = {False: [], True: []}
-        for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
+        for segment, parameter in parameters_of(params):
             parts[is_norm(segment)].append(parameter)
         return [
             {"params": some, **({"deterministic": True} if norm else {})}

@@ -123,17 +123,18 @@ class IVON(NaturalOptimizer):
         else:
             own["prior_precision"] = prior_precision
         super().__init__(params, own, **shared)
-        self._products = self._layout.room_for_draw(0)[1].vector[: self._num_random]
+        self._products = self._layout.room_for_draw(0).vector
         self._share = 1.0
 
-    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
+    def _harvest(self, gradient: Vector, draw: Vector) -> None:
         """Add ḡ∘(θ − m); all blocks of a step have the same σ, by whose square it is divided."""
-        random = slice(self._num_random)
-        offset = draw[random].sub_(mean[random])
+        for run in self._layout.random_runs:
+            draw[run.where].sub_(run.mean)
+        of_random = gradient[: self._num_random]
         if self._samples:
-            self._products.addcmul_(offset, gradient[random])
+            self._products.addcmul_(draw, of_random)
         else:
-            self._products = offset.mul_(gradient[random])
+            self._products = draw.mul_(of_random)
 
     def _sums(self) -> list[tuple[Vector, int]]:
         return [(self._gradient, 1), (self._products, 1)]

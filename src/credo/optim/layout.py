@@ -1,97 +1,118 @@
-"""Where an optimizer's weights live: one flat buffer, random weights first, each group a slice."""
+"""Where an optimizer's weights live: in the buffers of the networks they belong to.
+
+The optimizer's own vectors (momentum, curvature, gradient, noise) have an order of their own:
+random weights first, and each group one slice. Its means stay where the network has them, so a
+group is one or several runs, stretches that are contiguous in both orders. A module's own groups
+are one run each.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from credo.errors import BindingError, UnsupportedError
 from credo.network import FlatParams, bind
-from credo.network.flat import Buffer
-from credo.optim.groups import Group, Params, holder_of
+from credo.network.flat import Draw, owner_of
+from credo.optim.groups import Group
 from credo.types import Segment, Vector
 
 
-class Layout:
-    """The binding of the groups' parameters, by the network or by a private module that holds them.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A stretch of weights: ``where`` in the optimizer's vectors, ``mean`` in the network's."""
 
-    ``slices`` are the groups' places in the buffer, ``num_random`` the length of its random part.
-    Somebody else may bind the same parameters to another buffer; `bound` then binds them anew, in
-    the same order.
+    where: slice
+    mean: Vector
+
+
+class Layout:
+    """The groups' parameters, in the networks' buffers and in the optimizer's order.
+
+    Parameters that no network has bound are bound here; those of a bound network stay in its
+    buffer. Where somebody binds them anew later on, the optimizer follows.
+
+    ``runs`` are those of every group, ``random_runs`` those of all random weights, ``size`` and
+    ``num_random`` the numbers of all weights and of those; ``like`` has their dtype and device.
     """
 
-    def __init__(self, params: Params, groups: list[Group]) -> None:
-        # Random weights first: then they are one run, and nothing has to be scattered.
+    runs: list[list[Run]]
+    random_runs: list[Run]
+
+    def __init__(self, module: nn.Module | None, groups: list[Group]) -> None:
+        # Random weights first: then they are one slice, and nothing has to be scattered.
         ordered = sorted(groups, key=lambda group: bool(group["deterministic"]))
-        wanted = [id(p) for group in ordered for p in group["params"]]
-        self._owner: nn.Module = (
-            params
-            if isinstance(params, nn.Module) and [id(p) for p in bind(params).parameters] == wanted
-            else holder_of(ordered)
-        )
-        self._flat = bind(self._owner)
-        self.parameters = self._flat.parameters
-        self._places = {id(p): s for p, s in zip(self.parameters, self._flat.segments, strict=True)}
-        self.slices = [self._slice_of(group) for group in groups]
-        self.num_random = sum(
-            where.stop - where.start
-            for where, group in zip(self.slices, groups, strict=True)
-            if not group["deterministic"]
-        )
-        self._like = self._flat.vector.new_empty(0)
-        self._spares: dict[int, Buffer] = {}
-        self._mean: Buffer | None = None
+        self._module = module
+        self._groups: list[list[nn.Parameter]] = [group["params"] for group in groups]
+        self.parameters: list[nn.Parameter] = [p for group in ordered for p in group["params"]]
+        self._names = [
+            name
+            for group in ordered
+            for name in group.get("param_names") or [None] * len(group["params"])
+        ]
+        random = [p for group in groups if not group["deterministic"] for p in group["params"]]
+        self.num_random = sum(parameter.numel() for parameter in random)
+        self._holder: nn.Module | None = None
+        self._flats = self._owners()
+        self.like: Vector = self._flats[0].vector.new_empty(0)
+        self.size = sum(parameter.numel() for parameter in self.parameters)
+        self.segments = self._own_segments()
+        self._places = {id(p): s for p, s in zip(self.parameters, self.segments, strict=True)}
+        self._find_runs()
+        self._draws: dict[int, Draw] = {}
+        self._shown: Draw | None = None
 
-    def bound(self) -> FlatParams:
-        """The buffer of which the parameters are views now."""
-        if self._flat.is_bound():
-            return self._flat
-        flat = bind(self._owner)
-        same = [id(p) for p in flat.parameters] == [id(p) for p in self.parameters]
-        now, then = flat.vector, self._like
-        if not same or (now.dtype, now.device) != (then.dtype, then.device):
-            raise BindingError(
-                "the network's parameters were replaced, frozen, moved or re-typed after the "
-                "optimizer was built: do that first, then build the optimizer (and load its state)"
-            )
-        self._flat, self._spares = flat, {}
-        return flat
+    def check(self) -> None:
+        """Follow the parameters if they were bound anew; `BindingError` if they are others now."""
+        if all(flat.is_bound() for flat in self._flats):
+            return
+        flats = self._owners()
+        kinds = {(flat.vector.dtype, flat.vector.device) for flat in flats}
+        if kinds != {(self.like.dtype, self.like.device)}:
+            raise _changed()
+        self._flats = flats
+        self._find_runs()
 
-    def room_for_draw(self, index: int) -> tuple[Vector, Buffer]:
-        """The mean, in the network, and a buffer beside it, one of several, for a draw."""
-        flat = self.bound()
-        if index not in self._spares:
-            self._spares[index] = flat.spare()
-        return flat.vector, self._spares[index]
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """While entered, the runs' means may be written; then autograd and autocast learn of it."""
+        self.check()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for flat in self._flats:
+                flat.tell()
 
-    def show_draw(self, draw: Buffer) -> None:
-        """Let the network look at the draw. The mean stays where it is, so nothing is copied."""
+    def room_for_draw(self, index: int) -> Draw:
+        """Memory for a draw of the random weights, one of several."""
+        self.check()
+        if index not in self._draws:
+            random = self.segments[: sum(s.stop <= self.num_random for s in self.segments)]
+            vector = self.like.new_empty(self.num_random)
+            self._draws[index] = Draw(vector, random, self.parameters[: len(random)])
+        return self._draws[index]
+
+    def show_draw(self, draw: Draw) -> None:
+        """Let the network look at the draw. The means stay where they are: nothing is copied."""
         # First, because from here on an interrupt leaves some parameters at the draw.
-        self._mean = self._flat.shown
-        draw.vector[self.num_random :].copy_(self._flat.vector[self.num_random :])
-        self._flat.show(draw)
+        self._shown = draw
+        for flat in self._flats:
+            flat.show(draw)
 
     def show_mean(self) -> None:
         """Make the random weights what they were before `show_draw`, if it was called."""
-        mean, self._mean = self._mean, None
-        if mean is None:
-            return
-        with torch.no_grad():
-            if self._flat.is_bound():
-                # What the block did to deterministic weights stays.
-                mean.vector[self.num_random :].copy_(self._flat.vector[self.num_random :])
-                self._flat.show(mean)
-                return
-            # Bound elsewhere or re-typed in the meantime: into each parameter, where it is now,
-            # which may be a spare buffer.
-            self._spares = {}
-            for parameter in self.parameters:
-                if self.place(parameter).stop <= self.num_random:
-                    parameter.copy_(self.part(mean.vector, parameter))
-        torch.clear_autocast_cache()
+        draw, self._shown = self._shown, None
+        if draw is not None:
+            for flat in self._flats:
+                flat.show_home(draw)
 
     def place(self, parameter: Tensor) -> Segment:
-        """Where a parameter lies in the buffer and in every vector of its length."""
+        """Where a parameter lies in the optimizer's vectors."""
         return self._places[id(parameter)]
 
     def part(self, vector: Vector, parameter: Tensor) -> Tensor:
@@ -133,7 +154,77 @@ class Layout:
                 return self.place(parameter).name
         return None
 
-    def _slice_of(self, group: Group) -> slice:
-        places = [self.place(p) for p in group["params"]]
-        starts, stops = [p.start for p in places], [p.stop for p in places]
-        return slice(min(starts, default=0), max(stops, default=0))
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _owners(self) -> list[FlatParams]:
+        """The bindings that hold the parameters, after binding those that nobody holds."""
+        owners = self._found()
+        if None in owners:
+            if self._module is not None:
+                bind(self._module)
+            else:
+                self._holder = self._holder_of([p is None for p in owners])
+                bind(self._holder)
+            owners = self._found()
+        if None in owners:
+            raise _changed()
+        return list({id(owner): owner for owner in owners if owner is not None}.values())
+
+    def _found(self) -> list[FlatParams | None]:
+        owners: list[FlatParams | None] = []
+        for parameter in self.parameters:
+            # Mostly that of the parameter before, of which it is known to hold.
+            last = owners[-1] if owners else None
+            owners.append(last if last is not None and last.has(parameter) else owner_of(parameter))
+        return owners
+
+    def _holder_of(self, wanted: Sequence[bool]) -> nn.Module:
+        """A module that holds these very parameters, which have no network as far as we know."""
+        holder = nn.Module()
+        for index, (name, parameter) in enumerate(zip(self._names, self.parameters, strict=True)):
+            if wanted[index]:
+                # Into the dictionary, because names such as "0.weight" can't be attributes.
+                holder._parameters[name or f"parameter {index}"] = parameter
+        return holder
+
+    def _own_segments(self) -> list[Segment]:
+        theirs = {id(p): s for flat in self._flats for s, p in flat.pairs()}
+        segments, start = [], 0
+        for name, parameter in zip(self._names, self.parameters, strict=True):
+            there = theirs[id(parameter)]
+            stop = start + there.size
+            segments.append(replace(there, name=name or there.name, start=start, stop=stop))
+            start = stop
+        return segments
+
+    def _find_runs(self) -> None:
+        theirs = {id(p): (flat, s.start) for flat in self._flats for s, p in flat.pairs()}
+
+        def runs_of(parameters: Sequence[nn.Parameter]) -> list[Run]:
+            found: list[tuple[FlatParams, int, int, int]] = []  # flat, start here, there, length
+            for parameter in parameters:
+                here, (flat, there) = self.place(parameter), theirs[id(parameter)]
+                if found:
+                    last, start, start_there, length = found[-1]
+                    if last is flat and (start + length, start_there + length) == (
+                        here.start,
+                        there,
+                    ):
+                        found[-1] = (flat, start, start_there, length + here.size)
+                        continue
+                found.append((flat, here.start, there, here.size))
+            return [
+                Run(slice(start, start + length), flat.vector[there : there + length])
+                for flat, start, there, length in found
+            ]
+
+        self.runs = [runs_of(parameters) for parameters in self._groups]
+        count = sum(segment.stop <= self.num_random for segment in self.segments)
+        self.random_runs = runs_of(self.parameters[:count])
+
+
+def _changed() -> BindingError:
+    return BindingError(
+        "the network's parameters were replaced, frozen, moved or re-typed after the optimizer was "
+        "built: do that first, then build the optimizer (and load its state)"
+    )

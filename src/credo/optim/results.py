@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from credo.errors import BindingError, CheckpointError, NonFiniteError, UnsupportedError
 from credo.families import DiagGaussian
 from credo.model import Model
-from credo.network import bind
+from credo.network import parameters_of
 from credo.optim.groups import Group
 from credo.optim.layout import Layout
 from credo.posterior.posterior import Posterior
@@ -24,7 +24,7 @@ def posterior_of(
     net: nn.Module, likelihood: Likelihood, groups: Sequence[Group], layout: Layout, scale: Vector
 ) -> Posterior:
     """q over the groups' random weights, whose ``scale`` is in the optimizer's order."""
-    flat = bind(net)
+    here = {segment.name: parameter for segment, parameter in parameters_of(net)}
     scales, precisions = {}, {}
     for group in groups:
         if not group["deterministic"]:
@@ -36,20 +36,19 @@ def posterior_of(
             "every group is deterministic: there is no distribution to give. The trained "
             "network itself is the result"
         )
-    here = {s.name: id(p) for s, p in zip(flat.segments, flat.parameters, strict=True)}
-    missing = len(scales.keys() - here.values())
+    missing = len(scales.keys() - {id(parameter) for parameter in here.values()})
     if missing:
         raise BindingError(
             f"{missing} of the {len(scales)} random parameters of this optimizer are not in "
             f"the {type(net).__name__} given: pass the network that was trained"
         )
-    prior_scales = {n: precisions[i] ** -0.5 for n, i in here.items() if i in precisions}
+    prior_scales = {n: precisions[id(p)] ** -0.5 for n, p in here.items() if id(p) in precisions}
     values = set(prior_scales.values())
     prior = Normal(values.pop()) if len(values) == 1 else Normal.per_layer(prior_scales)
     model = Model(net, likelihood, prior, random=lambda s: s.name in prior_scales)
     random = model.random
     q = DiagGaussian(
-        random.read(flat.vector), torch.cat([scales[here[s.name]] for s in random.segments])
+        model.weights(random), torch.cat([scales[id(here[s.name])] for s in random.segments])
     )
     return Posterior.at_network(model, q, draws=groups[0]["draws"])
 

@@ -115,22 +115,20 @@ class VOGN(NaturalOptimizer):
             "hess_init": hess_init,
             "damping": damping,
         }
-        super().__init__(params, own, **shared)
-        for where, group in self._parts():
+        network = unwrap(network)
+        super().__init__(params, own, module=network, **shared)
+        for run, group in self._parts():
             if group["deterministic"]:
-                self._memory["curvature"][where] = 0.0
+                self._memory["curvature"][run.where] = 0.0
         self._mean_squares = torch.empty_like(self._eps)
-        segments = self._layout.bound().segments
-        random = Selection.of(s for s in segments if s.stop <= self._num_random)
+        random = Selection.of(s for s in self._layout.segments if s.stop <= self._num_random)
         if not random.size and loss_reduction != "mean":
             raise UnsupportedError(
                 "without random weights VOGN does not count examples, so it can't make a mean of "
                 'a summed loss: take loss_reduction="mean"'
             )
         self._squares = (
-            Squares(_Bound(self._layout, unwrap(network)), random, loss_reduction)
-            if random.size
-            else None
+            Squares(_Bound(self._layout, network), random, loss_reduction) if random.size else None
         )
         self._examples = 0
         self._loss_reduction = loss_reduction
@@ -141,7 +139,7 @@ class VOGN(NaturalOptimizer):
         self._squares.reset()
         return self._squares.armed()
 
-    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
+    def _harvest(self, gradient: Vector, draw: Vector) -> None:
         """The mean of squares over the block's examples; a summed loss becomes a mean."""
         if self._squares is None:
             return
@@ -182,22 +180,12 @@ class VOGN(NaturalOptimizer):
 
 
 class _Bound:
-    """The optimizer's buffer as the network's, which `Squares` watches, whoever binds it."""
+    """The network with the optimizer's order of weights, which `Squares` watches."""
 
     def __init__(self, layout: Layout, module: nn.Module) -> None:
-        self._layout, self._module = layout, module
-
-    @property
-    def module(self) -> nn.Module:
-        return self._module
-
-    @property
-    def vector(self) -> Vector:
-        return self._layout.bound().vector
-
-    @property
-    def parameter_at(self) -> dict[int, nn.Parameter]:
-        return self._layout.bound().parameter_at
+        self._layout, self.module, self.vector = layout, module, layout.like
+        pairs = zip(layout.segments, layout.parameters, strict=True)
+        self.parameter_at = {segment.start: parameter for segment, parameter in pairs}
 
     def check(self) -> None:
-        self._layout.bound().check()
+        self._layout.check()

@@ -177,7 +177,7 @@ class VON(NaturalOptimizer):
         self._backwards = 0
         return nullcontext()
 
-    def _harvest(self, gradient: Vector, mean: Vector, draw: Vector) -> None:
+    def _harvest(self, gradient: Vector, draw: Vector) -> None:
         if not self._backwards:
             raise UnsupportedError(
                 "VON needs the Hessian of the loss: call optimizer.backward(loss) instead of "

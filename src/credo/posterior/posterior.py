@@ -1,15 +1,16 @@
 """The posterior over a network's weights: predict, sample, save, load.
 
 A posterior owns its tensors: the distribution q over the random weights, the point estimates of the
-others, and the buffers (batch-norm statistics). It writes them into the network only while it
-predicts, and puts back what was there, whatever happens in between.
+others, and the buffers (batch-norm statistics). It predicts on a copy of the network, so that
+several threads may predict at once, and the network may be trained or run by others meanwhile.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,7 +22,7 @@ from credo.display import Display, Displayed
 from credo.errors import BindingError, DataError, FileFormatError
 from credo.families import FAMILIES, Delta, Family, unpack
 from credo.model import Model
-from credo.network import FlatParams, bind
+from credo.network import FlatParams, segments_of
 from credo.network.batches import (
     BATCH_SIZE,
     as_inputs,
@@ -29,9 +30,10 @@ from credo.network.batches import (
     inputs_alone,
     is_loader,
     like_weights,
+    map_inputs,
 )
-from credo.network.state import evaluating
-from credo.noise import Draws, source
+from credo.network.replica import borrowed, private
+from credo.noise import Draws, NoiseSource, source
 from credo.posterior.link import Link, check_link, predictive
 from credo.posterior.outputs import Linearisation, OutputGaussian
 from credo.posterior.predictive import Predictive
@@ -67,9 +69,9 @@ class Posterior(Displayed):
     @classmethod
     def at_network(cls, model: Model, q: Family, draws: Draws = "table") -> Posterior:
         """q with the point parameters, buffers and learned noise that the network has now."""
-        owned = Model(model.net, copy.deepcopy(model.likelihood), model.prior, model.selector)
+        owned = model.replace(likelihood=copy.deepcopy(model.likelihood))
         buffers = {name: b.detach().clone() for name, b in model.net.named_buffers()}
-        return cls(owned, q, model.deterministic.read(model.flat.vector), buffers, draws)
+        return cls(owned, q, model.weights(model.deterministic), buffers, draws)
 
     @property
     def mean(self) -> Vector:
@@ -121,49 +123,48 @@ class Posterior(Displayed):
             raise DataError(f'at={at!r} must be "samples", "mean" or "linearised"')
         if link is not None and at != "linearised":
             raise DataError(f'link={link!r} is for at="linearised", not for at={at!r}')
-        drawn = Delta(self.q.mean) if at == "mean" else self.q
         seed = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
-        with self.in_network() as flat:
+        # In inference mode there would be no gradients for the linear form.
+        with torch.inference_mode(False), self.on_copy() as (model, flat):
             if at == "linearised":
-                check_link(link, self.model.likelihood)
-                outputs = self._linearised(flat, x, batch_size)
-                return predictive(outputs, self.model.likelihood, link, samples, seed, keep_samples)
+                check_link(link, model.likelihood)
+                outputs = self._linearised(model, flat, x, batch_size)
+                return predictive(outputs, model.likelihood, link, samples, seed, keep_samples)
+            drawn = Delta(self.q.mean) if at == "mean" else self.q
+            noise = partial(source, self.draws, seed)
+            draws = _Draws(model, flat, drawn, samples, noise, keep_samples)
             if is_loader(x):
-                parts = [
-                    self._predict(flat, drawn, inputs_alone(b), samples, None, seed, keep_samples)
-                    for b in x
-                ]
+                parts = [draws.predict(inputs_alone(batch), None) for batch in x]
                 if not parts:
                     raise DataError("the loader yields no batches: there is nothing to predict")
                 return Predictive.concatenate(parts)
-            return self._predict(flat, drawn, as_inputs(x), samples, batch_size, seed, keep_samples)
+            return draws.predict(as_inputs(x), batch_size)
+
+    @contextmanager
+    def on_copy(self) -> Iterator[tuple[Model, FlatParams]]:
+        """A copy of the model that nobody else sees, at this posterior's mean and in eval mode.
+
+        Yields:
+            The model whose ``net`` is the copy (see `credo.network.replica`), and its parameters.
+        """
+        with private(self.model.net, self.buffers) as flat:
+            model = self.model.replace(net=flat.module)
+            self._put_mean(model, flat)
+            yield model, flat
 
     @contextmanager
     def in_network(self) -> Iterator[FlatParams]:
-        """The network in eval mode with this posterior's point parameters and buffers.
+        """The user's network itself, in eval mode, at this posterior's mean and buffers.
 
-        On leaving, its weights, buffers and modes are what they were.
+        On leaving, its weights, buffers and modes are what they were. Meanwhile everybody who uses
+        the network sees them: on several threads, take `on_copy`.
+
+        Yields:
+            The network's parameters.
         """
-        flat = self.model.flat
-        self._follow(flat)
-        before = flat.vector.clone()
-        live = dict(self.model.net.named_buffers())
-        buffers_before = {name: live[name].clone() for name in self.buffers if name in live}
-        try:
-            with torch.no_grad():
-                for name in buffers_before:
-                    live[name].copy_(self.buffers[name])
-            with flat.writing() as vector:
-                self.model.random.write(vector, self.q.mean)
-                self.model.deterministic.write(vector, self.point)
-            with evaluating(self.model.net):
-                yield flat
-        finally:
-            with torch.no_grad():
-                for name, value in buffers_before.items():
-                    live[name].copy_(value)
-            with flat.writing() as vector:
-                vector.copy_(before)
+        with borrowed(self.model.net, self.buffers) as flat:
+            self._put_mean(self.model, flat)
+            yield flat
 
     def save(self, path: str | Path) -> None:
         """Write q, point parameters, buffers and configuration to one safetensors file."""
@@ -175,7 +176,7 @@ class Posterior(Displayed):
         if isinstance(self.model.prior, Family):
             prior_tensors, prior_meta = self.model.prior.pack()
             tensors |= {f"prior.{name}": tensor for name, tensor in prior_tensors.items()}
-        random, fixed = self.model.random, self.model.deterministic
+        random, fixed = self.model.split(self.model.segments)
         meta = {
             "kind": "posterior",
             "version": 1,
@@ -211,64 +212,76 @@ class Posterior(Displayed):
             ],
         )
 
-    def _predict(
-        self,
-        flat: FlatParams,
-        q: Family,
-        inputs: Inputs,
-        samples: int,
-        batch_size: int | None,
-        seed: int,
-        keep_samples: bool,
-    ) -> Predictive:
-        parts = list(chunks(like_weights(inputs, flat.vector), batch_size or BATCH_SIZE))
-        stream = (self._forward(parts) for _ in self._weights_in_place(flat, q, samples, seed))
-        with torch.no_grad():
-            if keep_samples:
-                return Predictive(torch.stack(list(stream)), self.model.likelihood)
-            return Predictive.from_stream(stream, self.model.likelihood)
-
-    def _linearised(self, flat: FlatParams, x: Any, batch_size: int | None) -> OutputGaussian:
-        linear = Linearisation(self.model, flat, self.q)
+    def _linearised(
+        self, model: Model, flat: FlatParams, x: Any, batch_size: int | None
+    ) -> OutputGaussian:
+        linear = Linearisation(model, flat, self.q)
         parts = []
         for batch in (inputs_alone(b) for b in x) if is_loader(x) else (as_inputs(x),):
-            inputs = like_weights(batch, flat.vector)
+            inputs = map_inputs(_differentiable, like_weights(batch, flat.vector))
             size = batch_size or linear.batch_size(inputs)
             parts += [linear.at(chunk) for chunk in chunks(inputs, size)]
         if not parts:
             raise DataError("the loader yields no batches: there is nothing to predict")
         return OutputGaussian.concatenate(parts)
 
-    def _weights_in_place(
-        self, flat: FlatParams, q: Family, samples: int, seed: int
-    ) -> Iterator[None]:
+    def _put_mean(self, model: Model, flat: FlatParams) -> None:
+        """Into a network of ours; first follow it, if it was moved or re-typed after training."""
+        random, fixed = model.split(flat.segments)
+        if self.q.size != random.size:
+            raise BindingError(
+                f"this posterior is over {self.q.size} weights, but the network now has "
+                f"{random.size} random ones: layers were added, removed or frozen. "
+                "Fit again, or undo the change."
+            )
+        like = flat.vector
+        if (self.q.mean.dtype, self.q.mean.device) != (like.dtype, like.device):
+            self.q = self.q.on(random.segments, like)
+            self.point = self.point.to(like)
+            if isinstance(model.likelihood, nn.Module):
+                model.likelihood.to(like.device, like.dtype)
+        with flat.writing() as vector:
+            random.write(vector, self.q.mean)
+            fixed.write(vector, self.point)
+
+
+class _Draws:
+    """A network at one draw of its weights after the other."""
+
+    def __init__(
+        self,
+        model: Model,
+        flat: FlatParams,
+        q: Family,
+        samples: int,
+        noise: Callable[[], NoiseSource],
+        keep: bool,
+    ) -> None:
+        self._model, self._flat, self._q = model, flat, q
+        self._samples, self._noise, self._keep = samples, noise, keep
+        self._random = model.split(flat.segments)[0]
+
+    def predict(self, inputs: Inputs, batch_size: int | None) -> Predictive:
+        parts = list(chunks(like_weights(inputs, self._flat.vector), batch_size or BATCH_SIZE))
+        with torch.no_grad():
+            stream = (self._forward(parts) for _ in self._weights_in_place())
+            if self._keep:
+                return Predictive(torch.stack(list(stream)), self._model.likelihood)
+            return Predictive.from_stream(stream, self._model.likelihood)
+
+    def _weights_in_place(self) -> Iterator[None]:
         """Put one draw after the other into the network."""
-        random = self.model.random
+        random, flat, q = self._random, self._flat, self._q
         # With one run a draw can be written where it will be read; `writing` then only tells torch.
         out = random.view(flat.vector) if random.is_one_run else torch.empty_like(q.mean)
-        for weights in q.walk(samples, source(self.draws, seed), out):
+        for weights in q.walk(self._samples, self._noise(), out):
             with flat.writing() as vector:
                 random.write(vector, weights)
             yield
 
     def _forward(self, parts: list[Inputs]) -> Tensor:
-        pieces = [self.model.outputs(part) for part in parts]
+        pieces = [self._model.outputs(part) for part in parts]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _follow(self, flat: FlatParams) -> None:
-        """Move to where the network is now, if it was moved or re-typed after training."""
-        if self.q.size != self.model.random.size:
-            raise BindingError(
-                f"this posterior is over {self.q.size} weights, but the network now has "
-                f"{self.model.random.size} random ones: layers were added, removed or frozen. "
-                "Fit again, or undo the change."
-            )
-        if (self.q.mean.dtype, self.q.mean.device) == (flat.vector.dtype, flat.vector.device):
-            return
-        self.q = self.q.on(self.model.random.segments, flat.vector)
-        self.point = self.point.to(flat.vector)
-        if isinstance(self.model.likelihood, nn.Module):
-            self.model.likelihood.to(flat.vector.device, flat.vector.dtype)
 
 
 def load(
@@ -292,8 +305,7 @@ def load(
         raise FileFormatError(f"{path} holds a {kind}, not a posterior")
     names = [str(name) for name, _ in random]
     chosen = frozenset(names)
-    flat = bind(net)
-    here = {s.name: list(s.shape) for s in flat.segments}
+    here = {s.name: list(s.shape) for s in segments_of(net)}
     for name, shape in [*random, *fixed]:
         if here.get(name) != shape:
             found = f"has shape {tuple(here[name])} there" if name in here else "is not in it"
@@ -327,3 +339,8 @@ def load(
     posterior = Posterior(model, q, point, buffers, draws)
     posterior.predicts = meta.get("predicts", Posterior.predicts)
     return posterior
+
+
+def _differentiable(x: Tensor) -> Tensor:
+    """A tensor that was made in inference mode can't take part in a backward pass; a copy can."""
+    return x.clone() if x.is_inference() else x

@@ -89,7 +89,9 @@ class Target:
             )
         value = temperature_at(temperature, model.random.segments, num_data, 0.0)
         positive(f"the temperature of {method}", value)
-        return cls(model, model.flat, model.random, model.prior_over_weights(), num_data, value)
+        flat = model.bind()
+        flat.forget_gradients()
+        return cls(model, flat, model.random, model.prior_over_weights(), num_data, value)
 
     def at(self, weights: Tensor, batch: Batch) -> Point:
         """NLL, U and ∇U at (chains, P); a minibatch stands for all data."""

@@ -245,7 +245,7 @@ def _ratios(state: Any) -> list[float]:
 
 
 def _batches(model: Model, feed: Feed, seed: int) -> Iterator[Batch]:
-    device = model.flat.vector.device
+    device = model.like.device
     for epoch in count():
         empty = True
         for batch in feed.batches(seed, epoch):
@@ -258,14 +258,14 @@ def _batches(model: Model, feed: Feed, seed: int) -> Iterator[Batch]:
 @contextmanager
 def _left_as_it_was(model: Model) -> Iterator[None]:
     """Weights, buffers, learned noise, modes and torch's random numbers."""
-    weights = model.flat.vector.clone()
+    weights = model.weights()
     kept = [*model.buffers().values(), *model.noise_parameters()]
     copies = [tensor.detach().clone() for tensor in kept]
     try:
         with modes_kept(model.net), torch.random.fork_rng(devices=[]):
             yield
     finally:
-        with model.flat.writing() as vector:
+        with model.bind().writing() as vector:
             vector.copy_(weights)
         with torch.no_grad():
             for tensor, copy in zip(kept, copies, strict=True):

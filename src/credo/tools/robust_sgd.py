@@ -85,7 +85,7 @@ def robust_rates(
     """
     feed = make_feed(data, batch_size, model, num_data)
     feed.check(model)
-    generator = torch.Generator(model.flat.vector.device).manual_seed(seed)
+    generator = torch.Generator(model.like.device).manual_seed(seed)
     found = extreme_eigenvalues(
         model, _Again(model, feed), "ggn", products=products, generator=generator
     )
@@ -108,5 +108,5 @@ class _Again:
         self.model, self.feed = model, feed
 
     def __iter__(self) -> Iterator[Batch]:
-        device = self.model.flat.vector.device
+        device = self.model.like.device
         return (to_device(batch, device) for batch in self.feed.batches(0, 0))

@@ -92,7 +92,7 @@ def extreme_eigenvalues(
         generator: Of the first vector.
         max_memory: Bytes that the basis may take.
     """
-    theta = model.random.read(model.flat.vector)
+    theta = model.weights(model.random)
     batches: Iterable[Batch] = [data] if isinstance(data, tuple) else data
     size = theta.numel()
     needed = min(products, size) * size * theta.element_size()

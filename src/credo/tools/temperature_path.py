@@ -131,14 +131,14 @@ class Snapshot:
     def of(cls, model: Model) -> Snapshot:
         """As the model is now."""
         return cls(
-            model.flat.vector.detach().clone(),
+            model.weights(),
             {name: buffer.detach().clone() for name, buffer in model.buffers().items()},
             [parameter.detach().clone() for parameter in model.noise_parameters()],
         )
 
     def restore(self, model: Model) -> None:
         """Make the model that again."""
-        with model.flat.writing() as vector:
+        with model.bind().writing() as vector:
             vector.copy_(self.weights)
         with torch.no_grad():
             for name, buffer in model.buffers().items():

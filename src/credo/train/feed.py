@@ -159,7 +159,7 @@ def make_feed(
         if not len(data):  # type: ignore[arg-type]
             raise DataError("the training data is empty")
         return DatasetFeed(data, len(data) if whole else batch_size)  # type: ignore[arg-type]
-    inputs, targets = training_tensors(*unpack_batch(data), model.flat.vector)
+    inputs, targets = training_tensors(*unpack_batch(data), model.like)
     if targets.dim() == 0 or not len(targets):
         raise DataError("the training data is empty")
     return TensorFeed(inputs, targets, len(targets) if whole else batch_size)
@@ -184,7 +184,7 @@ def trial_outputs(model: Model, inputs: Inputs) -> Tensor:
     """The outputs of a forward pass that leaves no trace, with a clear error if it can't run."""
     try:
         with evaluating(model.net), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return model.outputs(inputs)
+            return model.observe(inputs)
     except (RuntimeError, TypeError, IndexError) as error:
         shapes = {name: tuple(tensor.shape) for name, tensor in named_parts(inputs).items()}
         raise DataError(

@@ -36,6 +36,8 @@ SECONDS_BETWEEN_CHECKPOINTS = 10.0
 VALIDATION_SAMPLES = 16
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     model: Model,
     method: Method,
@@ -173,7 +175,7 @@ class _Run:
 
     def _one_epoch(self, interrupted: threading.Event) -> None:
         self.model.net.train()
-        device = self.model.flat.vector.device
+        device = self.model.like.device
         started = time.monotonic()
         for batch in self.feed.batches(self.seed, self.epoch, skip=self.batch):
             self.rates.set(self.epoch + self.batch / self.feed.num_batches, self.epochs)
@@ -304,7 +306,7 @@ class _Run:
             "method": self.method.config(),
             "likelihood": {"type": type(self.model.likelihood).__name__},
             "prior": self.model.prior.config(),
-            "network": [[s.name, list(s.shape)] for s in self.model.flat.segments],
+            "network": [[s.name, list(s.shape)] for s in self.model.segments],
             "random": [s.name for s in self.model.random.segments],
             "num_data": self.feed.num_data,
             "num_batches": self.feed.num_batches,

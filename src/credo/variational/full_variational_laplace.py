@@ -87,7 +87,8 @@ class FullVariationalLaplace:
         self, model: Model, num_data: int, generator: Generator | None = None
     ) -> FullVariationalLaplaceState:
         """Start from the network's current weights."""
-        flat, prior, size = model.flat, model.prior_over_weights(), model.random.size
+        flat, prior, size = model.bind(), model.prior_over_weights(), model.random.size
+        flat.forget_gradients()
         if not isinstance(prior, DiagGaussian):
             raise UnsupportedError(
                 f"the original Variational Laplace is written for a normal prior, not for "

@@ -31,7 +31,7 @@ from credo.families import DiagGaussian
 from credo.kl import kl_per_segment
 from credo.method import Clock, Info, refuse_nonfinite
 from credo.model import Model
-from credo.network import Selection
+from credo.network import FlatParams, Selection
 from credo.noise import Draws
 from credo.optim import by_name as optimizers
 from credo.optim.base import NaturalOptimizer
@@ -59,6 +59,7 @@ class NaturalState:
     """The weights live in the network, q's curvature in the optimizer."""
 
     model: Model
+    flat: FlatParams
     random: Selection
     prior: DiagGaussian
     num_data: int
@@ -106,6 +107,7 @@ class NaturalMethod(ABC):
         noise = model.noise_parameters()
         return NaturalState(
             model=model,
+            flat=model.bind(),
             random=model.random,
             prior=prior,
             num_data=num_data,
@@ -126,7 +128,7 @@ class NaturalMethod(ABC):
                 loss = state.model.mean_nll(batch)
                 nll += loss.item() / self.samples
                 loss.backward()
-        refuse_nonfinite(nll, state.model.flat, clock)
+        refuse_nonfinite(nll, state.flat, clock)
         optimizer.step()
         optimizer.zero_grad()
         if state.noise_optimizer is not None:
@@ -160,7 +162,7 @@ class NaturalMethod(ABC):
     def pack(self, state: NaturalState) -> tuple[dict[str, Tensor], Json]:
         """Weights and optimizers."""
         tensors, meta = optimizers.pack(state.optimizer)
-        packed = {"weights": state.model.flat.vector}
+        packed = {"weights": state.flat.vector}
         packed |= {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
         more: Json = {"optimizer": meta, "step": state.clock.step, "batch": state.clock.batch}
         if state.noise_optimizer is not None:
@@ -172,7 +174,7 @@ class NaturalMethod(ABC):
         self, state: NaturalState, tensors: Mapping[str, Tensor], meta: Json
     ) -> NaturalState:
         """The inverse of ``pack``."""
-        with state.model.flat.writing() as vector:
+        with state.flat.writing() as vector:
             vector.copy_(tensors["weights"])
         optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
         if state.noise_optimizer is not None:
@@ -236,7 +238,7 @@ class Vadam(NaturalMethod):
 
 def _groups(model: Model, prior: DiagGaussian) -> list[Group]:
     """The random parameters by the precision of their prior, and the point parameters."""
-    flat = model.flat
+    flat = model.bind()
     groups: dict[float, list[tuple[str, Tensor]]] = {}
     precisions = precision_of_segments(prior, model.random)
     for segment, precision in zip(model.random.segments, precisions, strict=True):

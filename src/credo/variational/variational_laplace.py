@@ -173,7 +173,8 @@ class VariationalLaplace:
         self, model: Model, num_data: int, generator: Generator | None = None
     ) -> VariationalLaplaceState:
         """q centred on the network's current weights, with small scales."""
-        flat, random, fixed = model.flat, model.random, model.deterministic
+        flat, random, fixed = model.bind(), model.random, model.deterministic
+        flat.forget_gradients()
         prior = model.prior_over_weights()
         self._refuse_misfits(model, prior)
         mean, point = (

@@ -160,7 +160,8 @@ class VI:
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> VIState:
         """q centred on the network's current weights, with small scales."""
-        flat, random, fixed = model.flat, model.random, model.deterministic
+        flat, random, fixed = model.bind(), model.random, model.deterministic
+        flat.forget_gradients()
         prior = model.prior_over_weights()
         mean = random.read(flat.vector)
         prior_scale = _prior_scale(prior, mean)

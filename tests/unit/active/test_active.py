@@ -114,7 +114,7 @@ def test_a_pool_that_runs_out_ends_the_run(blobs):
 def test_retraining_starts_from_the_same_weights_and_warm_start_does_not(blobs):
     """With zero epochs the network stays where the round found it."""
     untouched = run(blobs, "random", credo.MAP(), epochs=0).posterior.mean
-    assert torch.equal(untouched, model().flat.vector)
+    assert torch.equal(untouched, model().bind().vector)
     one_round = run(blobs, "random", credo.MAP(lr=0.1), rounds=0, epochs=1).posterior.mean
     schedule = {6: 1}
     options = {"rounds": 2, "epochs": lambda n: schedule.get(n, 0)}
@@ -320,7 +320,7 @@ def test_what_cannot_be_meant_is_refused(blobs, settings, message):
 
 def posterior_of(q_of, outputs=3, likelihood=None):
     made = model(outputs, likelihood)
-    return credo.Posterior.at_network(made, q_of(made.flat.vector.clone()))
+    return credo.Posterior.at_network(made, q_of(made.bind().vector.clone()))
 
 
 def bag(mean):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from credo.autodiff.jacobians import Jacobians
 from credo.autodiff.layer_jacobians import DiagonalFactors, KronCovariance, KronFactors, gram
 from credo.errors import DataError, UnsupportedError
-from credo.network import FlatParams, Selection, bind, select
+from credo.network import FlatParams, Selection, bind, last_layer, select
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
@@ -216,7 +216,8 @@ def dense(net: nn.Module, selection: Selection, inputs: Any) -> Tensor:
 def both(name: str, selector: Any = "all") -> tuple[Jacobians, Tensor, FlatParams, Selection]:
     net, inputs = build(name)
     flat = bind(net)
-    selection = select(flat.segments, selector)
+    last = last_layer(net, inputs) if selector == "last_layer" else None
+    selection = select(flat.segments, selector, last)
     return (
         Jacobians.at(net, flat, selection, inputs),
         dense(net, selection, inputs),
@@ -316,7 +317,7 @@ def test_a_selection_gives_its_columns_alone(selector: Any) -> None:
 def test_the_last_layer_needs_no_graph_before_it() -> None:
     net, inputs = build("mlp, in-place activation")
     flat = bind(net)
-    last = Jacobians.at(net, flat, select(flat.segments, "last_layer"), inputs)
+    last = Jacobians.at(net, flat, select(flat.segments, last_layer(net)), inputs)
     node, depth = last._graph.grad_fn, 0
     while node is not None:
         depth += 1
@@ -499,7 +500,7 @@ def test_the_network_is_left_as_it_was_and_can_be_freed() -> None:
     net, inputs = build("batch norm")
     flat = bind(net)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    jacobians = Jacobians.at(net, flat, select(flat.segments, "last_layer"), inputs)
+    jacobians = Jacobians.at(net, flat, select(flat.segments, last_layer(net)), inputs)
     jacobians.rows()
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, before[name])

@@ -66,7 +66,7 @@ def test_resuming_inside_a_task_and_between_tasks_is_exact(variant, tmp_path, mo
     resumed = learner_for(stream, variant, seed=99)
     assert resumed.restore(tmp_path)
     report = run(resumed, stream, tmp_path, progress=False)
-    assert torch.equal(resumed.model.flat.vector, undisturbed.model.flat.vector)
+    assert torch.equal(resumed.model.bind().vector, undisturbed.model.bind().vector)
     assert report.rows[1:] == expected.rows[1:]
     assert report.memory_bytes[1:] == expected.memory_bytes[1:]
 
@@ -77,11 +77,11 @@ def test_one_task_is_ordinary_training(variant):
     learner, naive = learner_for(stream, variant), Naive(model_for(stream), SETTINGS)
     for each in (learner, naive):
         each.learn(stream[0], progress=False)
-    assert torch.equal(learner.model.flat.vector, naive.model.flat.vector)
+    assert torch.equal(learner.model.bind().vector, naive.model.bind().vector)
     plain = model_for(stream)
     method = RegularisedMAP(lr=SETTINGS.lr, clip=SETTINGS.clip)
     credo.fit(plain, method, stream[0].train_data, epochs=2, batch_size=32, progress=False)
-    assert torch.equal(learner.model.flat.vector, plain.flat.vector)
+    assert torch.equal(learner.model.bind().vector, plain.bind().vector)
 
 
 def test_packing_keeps_everything_the_next_task_needs():
@@ -92,7 +92,7 @@ def test_packing_keeps_everything_the_next_task_needs():
     copy.unpack({k: t.clone() for k, t in tensors.items()}, json.loads(json.dumps(meta)))
     for each in (learner, copy):
         each.learn(stream[1], progress=False)
-    assert torch.equal(copy.model.flat.vector, learner.model.flat.vector)
+    assert torch.equal(copy.model.bind().vector, learner.model.bind().vector)
     # F in float32, and of ten inputs for each task 64 numbers and a head.
     size = learner.model.random.size
     assert copy.memory_bytes == learner.memory_bytes == 4 * size + 2 * 10 * (64 * 4 + 8)
@@ -151,7 +151,7 @@ def test_tasks_of_different_sizes_share_a_penalty():
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(size, 3, generator=generator) for size in (4, 2, 4)]
     anchors = [Anchor.at(model, x) for x in inputs]
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector += 1.0 * torch.arange(8.0)
     likelihood = model.likelihood
     together = FunctionalPenalty(anchors)

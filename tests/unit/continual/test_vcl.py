@@ -72,7 +72,7 @@ def test_resuming_inside_a_task_and_between_tasks_is_exact(variant, tmp_path, mo
     report = run(resumed, stream, tmp_path, progress=False)
     assert torch.equal(resumed.q.mean, undisturbed.q.mean)
     assert torch.equal(resumed.q.scale, undisturbed.q.scale)
-    assert torch.equal(resumed.model.flat.vector, undisturbed.model.flat.vector)
+    assert torch.equal(resumed.model.bind().vector, undisturbed.model.bind().vector)
     assert report.rows[1:] == expected.rows[1:]
     assert report.memory_bytes[1:] == expected.memory_bytes[1:]
 
@@ -107,7 +107,7 @@ def test_the_first_means_start_at_a_maximum_likelihood_fit_of_the_same_length(mo
     credo.fit(reference, method, stream[0].train_data, epochs=2, batch_size=32, progress=False)
     used = [n.removesuffix(".weight") for n in ("body.1.weight", "heads.0.weight")]
     segments = [s for s in reference.random.segments if s.layer in used]
-    expected = torch.cat([reference.flat.vector[s.slice] for s in segments])
+    expected = torch.cat([reference.bind().vector[s.slice] for s in segments])
     torch.testing.assert_close(starts[0][0].mean, expected)
     torch.testing.assert_close(starts[0][0].scale, torch.full_like(expected, -3.0).exp())
 
@@ -143,10 +143,10 @@ def test_coresets_are_held_out_and_leave_the_network_where_it_was():
     learner = VCL(model_for(stream), ADAM, coreset_size=10, **FEW)
     for task in stream:
         learner.learn(task, progress=False)
-    before = learner.model.flat.vector.clone()
+    before = learner.model.weights()
     buffers = [b.clone() for b in learner.model.net.buffers()]
     refined = learner.posterior()
-    assert torch.equal(learner.model.flat.vector, before)
+    assert torch.equal(learner.model.bind().vector, before)
     assert all(torch.equal(a, b) for a, b in zip(buffers, learner.model.net.buffers(), strict=True))
     assert not torch.equal(refined.q.mean, learner.q.mean)
     assert learner.posterior().q is refined.q  # once for each task

@@ -71,7 +71,7 @@ def small_posterior(likelihood=None, structure="full"):
 @pytest.mark.parametrize("score", [relevance, leverage, leave_one_out])
 def test_scores_do_not_depend_on_how_the_data_come(score):
     posterior, (x, y) = small_posterior()
-    before = posterior.model.flat.vector.clone()
+    before = posterior.model.weights()
     whole = score(posterior, (x, y))
     assert whole.shape == (40,)
     torch.testing.assert_close(score(posterior, (x, y), batch_size=7), whole)
@@ -79,7 +79,7 @@ def test_scores_do_not_depend_on_how_the_data_come(score):
     torch.testing.assert_close(score(posterior, DataLoader(TensorDataset(x, y), 9)), whole)
     torch.testing.assert_close(score(posterior, (x.numpy(), y.numpy())), whole)
     torch.testing.assert_close(score(posterior, iter([(x[:3], y[:3]), (x[3:], y[3:])])), whole)
-    assert torch.equal(posterior.model.flat.vector, before)
+    assert torch.equal(posterior.model.bind().vector, before)
 
 
 def test_leave_one_out_of_a_diagonal_posterior_leaves_its_own_curvature_in():

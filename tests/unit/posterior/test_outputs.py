@@ -26,7 +26,7 @@ def network(inputs: int = 3, outputs: int = 2) -> nn.Module:
 
 def build(likelihood: Any, net: nn.Module | None = None) -> Posterior:
     model = credo.Model(net or network(), likelihood)
-    mean = model.random.read(model.flat.vector)
+    mean = model.weights(model.random)
     return Posterior.at_network(model, DiagGaussian(mean, torch.full_like(mean, 0.3)))
 
 
@@ -78,11 +78,11 @@ def test_a_stream_has_the_same_averages(x: Tensor) -> None:
 def test_the_network_is_left_as_it_was(x: Tensor) -> None:
     posterior = build(CATEGORICAL)
     net = posterior.model.net.train()
-    with posterior.model.flat.writing() as vector:
+    with posterior.model.bind().writing() as vector:
         vector.add_(1.0)
-    before = posterior.model.flat.vector.clone()
+    before = posterior.model.weights()
     posterior.predict(x, at="linearised", link="probit")
-    assert torch.equal(posterior.model.flat.vector, before)
+    assert torch.equal(posterior.model.bind().vector, before)
     assert net.training
     assert all(p.requires_grad for p in net.parameters())
 
@@ -187,7 +187,7 @@ def test_options_that_do_not_exist_are_refused(
 
 def test_a_family_that_is_no_gaussian_is_refused(x: Tensor) -> None:
     model = credo.Model(network(), CATEGORICAL)
-    points = model.random.read(model.flat.vector).repeat(3, 1)
+    points = model.weights(model.random).repeat(3, 1)
     posterior = Posterior.at_network(model, Empirical(points))
     with pytest.raises(UnsupportedError, match=r'Empirical is none.*at="samples"'):
         posterior.predict(x, at="linearised")

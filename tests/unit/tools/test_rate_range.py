@@ -116,7 +116,7 @@ def test_the_plot_is_written(tmp_path) -> None:
 
 def test_the_network_is_put_back_after_an_error_too() -> None:
     subject = model()
-    before = subject.flat.vector.clone()
+    before = subject.bind().vector.clone()
 
     class Broken(credo.MAP):
         def update(self, state, batch):
@@ -126,7 +126,7 @@ def test_the_network_is_put_back_after_an_error_too() -> None:
 
     with pytest.raises(RuntimeError, match="on purpose"):
         credo.lr_range_test(subject, Broken(), (X, Y), progress=False)
-    assert torch.equal(subject.flat.vector, before)
+    assert torch.equal(subject.bind().vector, before)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

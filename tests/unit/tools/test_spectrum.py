@@ -77,7 +77,7 @@ def test_few_products_bracket_by_their_residuals() -> None:
 def test_gauss_newton_products_are_those_of_the_dense_matrix() -> None:
     model, batch = classifier()
     model.net.eval()
-    theta = model.random.read(model.flat.vector)
+    theta = model.weights(model.random)
     values = scipy.linalg.eigvalsh(Loss.of_model(model, batch).gauss_newton(theta).numpy())
     model.net.train()
     found = extreme_eigenvalues(model, batch, "ggn", products=100, generator=generator())

@@ -136,9 +136,9 @@ def test_eight_values_cost_at_most_two_trainings(epochs, monkeypatch):
 )  # fmt: skip
 def test_every_method_with_a_temperature_can_be_tuned(method):
     model, data = digits_model(), digits()
-    before = model.flat.vector.clone()
+    before = model.weights()
     first = quietly(model, method, data, values=(0.01, 1.0), epochs=3)
-    after = model.flat.vector.clone()
+    after = model.weights()
     torch.testing.assert_close(after, first.posterior.mean, rtol=0, atol=0)
     assert [row.tau for row in first.rows] == [0.01, 1.0]
     count, size = 128, first.posterior.mean.numel()
@@ -146,10 +146,10 @@ def test_every_method_with_a_temperature_can_be_tuned(method):
     assert all(math.isfinite(row.nll) and 0 <= row.accuracy <= 1 for row in first.rows)
     assert isinstance(first.temperature, credo.Balanced)
     # The same once more, from the same weights.
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector.copy_(before)
     again = quietly(model, method, data, values=(1.0, 0.01), epochs=3)
-    assert torch.equal(model.flat.vector, after)
+    assert torch.equal(model.bind().vector, after)
     assert [row.nll for row in again.rows] == [row.nll for row in first.rows]
 
 
@@ -165,7 +165,7 @@ def test_the_network_is_left_at_the_best_value_not_at_the_last():
         )  # fmt: skip
     assert search.best_index == 0
     chosen, running = search.posterior, net[1].running_mean
-    torch.testing.assert_close(model.random.read(model.flat.vector), chosen.mean, rtol=0, atol=0)
+    torch.testing.assert_close(model.weights(model.random), chosen.mean, rtol=0, atol=0)
     torch.testing.assert_close(running, chosen.buffers["1.running_mean"], rtol=0, atol=0)
 
 
@@ -190,12 +190,12 @@ def test_cross_validation_uses_every_example_once_and_trains_anew_on_all():
     together = torch.cat([part.held_out[0] for part in parts])
     assert torch.equal(together.unique(dim=0), data[0].unique(dim=0))
     assert all(part.num_data + part.num_held_out == 90 for part in parts)
-    start = model.flat.vector.clone()
+    start = model.weights()
     search = quietly(model, credo.VI(), data, values=(0.01, 0.1), epochs=4, folds=4)
     assert search.folds == 4
     assert search.refitted
     assert search.cost == 4 * 2 + 1
-    with model.flat.writing() as vector:
+    with model.bind().writing() as vector:
         vector.copy_(start)
     alone = credo.fit(
         model, credo.VI(temperature=search.temperature), data, epochs=4, progress=False
@@ -223,13 +223,13 @@ def test_laplace_takes_one_pass_for_each_value():
     data = digits(300)
     model = digits_model()
     credo.fit(model, credo.MAP(lr=0.03), data, epochs=100, progress=False)
-    weights = model.flat.vector.clone()
+    weights = model.weights()
     images = credo.data.digits()
     test = images.test[0][:300].flatten(1), images.test[1][:300]
     values = (0.003, 0.03, 0.3)
     search = quietly(model, credo.Laplace(), data, values=values, kind="temperature", val_data=test)
     assert search.cost == 0
-    assert torch.equal(model.flat.vector, weights)
+    assert torch.equal(model.bind().vector, weights)
     for row in search.rows:
         alone = credo.fit(model, credo.Laplace(temperature=row.eta), data, progress=False)
         nll = -float(alone.predict(test[0], samples=32).log_prob(test[1]).mean())
@@ -310,11 +310,11 @@ def test_progress_goes_to_standard_error(capfd):
 )  # fmt: skip
 def test_bad_questions_get_a_named_error_before_any_training(settings, message):
     model = digits_model()
-    before = model.flat.vector.clone()
+    before = model.weights()
     asked = {"method": credo.VI(), "data": digits(), "progress": False} | settings
     with pytest.raises(DataError, match=message):
         credo.tune_temperature(model, **asked)
-    assert torch.equal(model.flat.vector, before)
+    assert torch.equal(model.bind().vector, before)
 
 
 def test_methods_without_a_temperature_are_refused_by_name():

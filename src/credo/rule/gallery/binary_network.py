@@ -112,7 +112,9 @@ class BinaryNetwork:
                 f"only weights of Linear and Conv2d layers become signs, but {others} are random "
                 "too: build Model(net, likelihood, random=sign_weights)"
             )
-        like = model.flat.vector
+        flat = model.bind()
+        flat.forget_gradients()
+        like = flat.vector
         generator = torch.Generator(like.device).manual_seed(key_to_seed(self.seed))
         uniform = like.new_empty(model.random.size).uniform_(-1, 1, generator=generator)
         q = SignBernoulli(positive("spread", spread) * uniform)
@@ -123,7 +125,7 @@ class BinaryNetwork:
 
     def update(self, state: BinaryState, batch: Batch) -> BinaryState:
         """One step on a minibatch; the state is changed and returned. The net keeps the draw."""
-        flat, signs, points = state.model.flat, state.model.random, state.model.deterministic
+        flat, signs, points = state.model.bind(), state.model.random, state.model.deterministic
         generator = torch.Generator(flat.vector.device)
         generator.manual_seed(key_to_seed(self.seed, state.steps, 1))
         weights, slope = draw(state.q, self.relaxation, generator)
