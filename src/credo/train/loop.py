@@ -36,8 +36,6 @@ SECONDS_BETWEEN_CHECKPOINTS = 10.0
 VALIDATION_SAMPLES = 16
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
 def fit(
     model: Model,
     method: Method,
@@ -92,7 +90,12 @@ def fit(
         raise DataError(f'keep={keep!r} must be "last" or "best"')
     if keep == "best" and val_data is None:
         raise DataError('keep="best" chooses an epoch by its NLL on val_data, and there is none')
-    with torch.random.fork_rng(devices=[]), reporter(progress, epochs, feed.num_batches) as report:
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+        reporter(progress, epochs, feed.num_batches) as report,
+    ):
         torch.manual_seed(key_to_seed(seed, 2))
         run = _Run(model, method, feed, epochs, seed, val_data, report, schedule, keep)
         if folder is not None:
