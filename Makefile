@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PYTEST ?=
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint docs bench clean
 
 $(VENV)/.installed: pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Strict: a link or a cross-reference that leads nowhere is an error. The pages are in build/site.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The rivals are installed without their dependencies, so that they can't touch torch; what does
 # not install or import is reported and left out.

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from credo import autodiff as autodiff
     from credo import continual as continual
     from credo import data as data
+    from credo import errors as errors
     from credo import families as families
     from credo import functionspace as functionspace
     from credo import laplace as laplace
     from credo import likelihoods as likelihoods
     from credo import metrics as metrics
     from credo import network as network
+    from credo import noise as noise
     from credo import optim as optim
     from credo import penalties as penalties
     from credo import posterior as posterior
@@ -61,52 +63,62 @@ if TYPE_CHECKING:
     from credo.variational import VariationalLaplace as VariationalLaplace
 
 _HOMES = {
-    "HMC": "sampling",
-    "IVON": "variational",
-    "MALA": "sampling",
-    "MAP": "map",
-    "MLE": "map",
-    "SGLD": "sampling",
-    "VI": "variational",
-    "VOGN": "variational",
-    "Laplace": "laplace",
-    "Vadam": "variational",
-    "VariationalLaplace": "variational",
-    "Balanced": "temperature",
+    # the job: a model, a method, a posterior
     "Model": "model",
+    "fit": "train",
     "Posterior": "posterior",
     "Predictive": "posterior",
-    "diagnose": "tools",
-    "fit": "train",
     "load": "posterior",
+    # methods
+    "MAP": "map",
+    "MLE": "map",
+    "VI": "variational",
+    "IVON": "variational",
+    "VOGN": "variational",
+    "Vadam": "variational",
+    "VariationalLaplace": "variational",
+    "Laplace": "laplace",
+    "HMC": "sampling",
+    "MALA": "sampling",
+    "SGLD": "sampling",
+    # what helps them
+    "Balanced": "temperature",
+    "diagnose": "tools",
     "lr_range_test": "tools",
-    "smooth": "autodiff.smoothing",
     "tune_temperature": "tools",
+    "smooth": "autodiff.smoothing",
     "unbind": "network",
 }
 _MODULES = (
-    "active",
-    "autodiff",
-    "continual",
-    "data",
-    "families",
-    "functionspace",
-    "laplace",
+    # what a model is made of
     "likelihoods",
-    "metrics",
-    "network",
-    "optim",
-    "penalties",
-    "posterior",
     "priors",
-    "report",
-    "rule",
-    "sampling",
-    "schedules",
-    "sweep",
-    "tools",
+    "penalties",
+    "families",
+    "network",
+    # how it is trained
     "train",
+    "optim",
+    "schedules",
     "variational",
+    "laplace",
+    "sampling",
+    # what comes out
+    "posterior",
+    "metrics",
+    "report",
+    # what is built on top
+    "tools",
+    "continual",
+    "active",
+    "functionspace",
+    "sweep",
+    "data",
+    # what is underneath
+    "autodiff",
+    "noise",
+    "errors",
+    "rule",
 )
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
