@@ -114,8 +114,8 @@ class Ranks:
         if self.several:
             table = table.to(device)
             self._reduce(table)
-        found: list[list[int]] = table.tolist()
-        return found
+        rows: list[list[int]] = table.tolist()
+        return rows
 
     def copy_from_first(self, tensors: Collection[Tensor]) -> None:
         """Overwrite the tensors of all ranks by those of the first."""

@@ -100,14 +100,14 @@ def _gains(probs: Tensor, entropies: Tensor, known: _Outcomes) -> Tensor:
     samples, candidates, classes = probs.shape
     weights = known.responsibilities.T.contiguous()  # (M, S)
     length = max(1, MAX_NUMBERS // (len(weights) * classes))
-    found = []
+    expected = []
     for piece in probs.split(min(length, candidates), dim=1):
         predictive = weights @ piece.reshape(samples, -1)
         of_outcome = torch.special.entr(predictive).unflatten(1, (-1, classes)).sum(-1)
-        found.append(known.weights @ of_outcome)
+        expected.append(known.weights @ of_outcome)
     # Under the same outcomes: E r_s is 1/S, but subtracting what was drawn leaves less noise, and
     # none where the outcomes already tell which sample it is.
-    return torch.cat(found) - (known.weights @ weights) @ entropies
+    return torch.cat(expected) - (known.weights @ weights) @ entropies
 
 
 def _extended(

@@ -161,8 +161,8 @@ class EWC(RegularisedLearner):
         """The inverse of ``carried``."""
         self.forms = []
         segments = self.model.random.segments
-        while found := under(f"{len(self.forms)}.", tensors):
-            self.forms.append(Quadratic.unpack(found, self.structure, segments))
+        while stored := under(f"{len(self.forms)}.", tensors):
+            self.forms.append(Quadratic.unpack(stored, self.structure, segments))
 
     def config(self) -> Json:
         """The settings."""

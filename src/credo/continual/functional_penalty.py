@@ -101,8 +101,8 @@ def prediction_kernels(
     with evaluating(model.net):
         for part, place in _parts(model.random.segments, count_examples(inputs)):
             jacobians = Jacobians.at(model.net, model.bind(), part, inputs)
-            found = _kernels(jacobians, model.likelihood, variance[place].double())
-            total = found if total is None else total + found
+            kernels = _kernels(jacobians, model.likelihood, variance[place].double())
+            total = kernels if total is None else total + kernels
     assert total is not None
     total.diagonal(dim1=1, dim2=2).add_(jitter)
     return total
@@ -132,8 +132,8 @@ class Anchor:
     def at(cls, model: Model, inputs: Inputs, whiteners: Tensor | None = None) -> Anchor:
         """With the model's present predictions, in eval mode."""
         with evaluating(model.net), torch.no_grad():
-            found = predictions(model.likelihood, model.outputs(inputs))
-        return cls(inputs, found, whiteners)
+            predicted = predictions(model.likelihood, model.outputs(inputs))
+        return cls(inputs, predicted, whiteners)
 
     @property
     def kind(self) -> tuple[int, int, bool]:
@@ -193,24 +193,24 @@ class _Stack:
 
 def _kernels(jacobians: Jacobians, likelihood: Likelihood, variance: Vector) -> Tensor:
     """J_c diag(v) J_cᵀ of the weights that these Jacobians are of, (C, M, M)."""
-    found = []
+    kernels = []
     for root in _cotangents(likelihood, jacobians.outputs):
         rows = jacobians.pull(root.unsqueeze(0))[0]
         kernel = variance.new_zeros(len(rows), len(rows))
         for part, v in zip(rows.split(COLUMNS, dim=1), variance.split(COLUMNS), strict=True):
             scaled = part.double() * v.sqrt()
             kernel.addmm_(scaled, scaled.mT)
-        found.append(kernel)
-    return torch.stack(found)
+        kernels.append(kernel)
+    return torch.stack(kernels)
 
 
 def _cotangents(likelihood: Likelihood, outputs: Tensor) -> Iterator[Tensor]:
     """∂p_c/∂f for one output c after the other, each in the outputs' shape."""
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        found = predictions(likelihood, leaf)
-        for c in range(found.shape[1]):
-            yield torch.autograd.grad(found[:, c].sum(), leaf, retain_graph=True)[0]
+        predicted = predictions(likelihood, leaf)
+        for c in range(predicted.shape[1]):
+            yield torch.autograd.grad(predicted[:, c].sum(), leaf, retain_graph=True)[0]
 
 
 def _parts(segments: Sequence[Segment], examples: int) -> Iterator[tuple[Selection, slice]]:

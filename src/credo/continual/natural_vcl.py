@@ -75,12 +75,12 @@ class AnchoredIVON(optim.IVON):
     def _precision(self, where: slice, delta: float) -> Vector:
         if where.start >= self._num_random:
             return super()._precision(where, delta)
-        h, found = self._memory["curvature"][where], self._shifted[where]
+        h, precision = self._memory["curvature"][where], self._shifted[where]
         state = (h._version, delta)
         if self._shifted_from.get(where.start) != state:
-            torch.add(h, self._prior_precision[where], alpha=delta, out=found)
+            torch.add(h, self._prior_precision[where], alpha=delta, out=precision)
             self._shifted_from[where.start] = state
-        return found
+        return precision
 
     def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
         if group["deterministic"]:

@@ -211,14 +211,14 @@ def scores(learner: Learner, tasks: Sequence[Task]) -> dict[str, list[float]]:
         learner: What predicts.
         tasks: Whose test sets are asked.
     """
-    found: dict[str, list[float]] = {name: [] for name in SCORES}
+    by_name: dict[str, list[float]] = {name: [] for name in SCORES}
     for task in tasks:
         x, y = task.test
         probs = learner.predict(x, task).probs
-        found["accuracy"].append(float(accuracy(probs, y)))
-        found["nll"].append(float(nll(probs, y)))
-        found["ece"].append(float(ece(probs, y)))
-    return found
+        by_name["accuracy"].append(float(accuracy(probs, y)))
+        by_name["nll"].append(float(nll(probs, y)))
+        by_name["ece"].append(float(ece(probs, y)))
+    return by_name
 
 
 def _begun(path: Path | None, learner: Learner, tasks: Sequence[Task]) -> Report:

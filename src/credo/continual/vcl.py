@@ -232,9 +232,9 @@ class VCL(Learner):
         part = DiagGaussian(prior.mean[used], prior.scale[used])
         model = Model(net, self.model.likelihood, part, lambda segment: segment.name in names)
         method = self._method(DiagGaussian(start.mean[used], start.scale[used]))
-        found = self._fit(model, method, data, folder, progress).q
+        fitted = self._fit(model, method, data, folder, progress).q
         mean, scale = start.mean.clone(), start.scale.clone()
-        mean[used], scale[used] = found.mean, found.scale
+        mean[used], scale[used] = fitted.mean, fitted.scale
         return DiagGaussian(mean, scale)
 
     def _refine(self, q: DiagGaussian) -> DiagGaussian:

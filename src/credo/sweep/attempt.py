@@ -82,11 +82,11 @@ class Board:
 
     def take(self) -> dict[int, Outcome]:
         """The outcomes since the last look."""
-        found = {}
+        outcomes = {}
         for path in self.path.glob("*.json"):
-            found[int(path.stem)] = Outcome(**json.loads(path.read_bytes()))
+            outcomes[int(path.stem)] = Outcome(**json.loads(path.read_bytes()))
             path.unlink()
-        return found
+        return outcomes
 
     def forget(self, index: int) -> None:
         """The trial will be begun again."""

@@ -15,9 +15,9 @@ nothing but itself.
     >>> study = Study("bowl", "A parabola.", Space({"x": Uniform(-3, 3)}), bowl, objective="loss")
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = run_study(study, 7, folder, sampler="grid", jobs=1, isolated=False,
+    ...     findings = run_study(study, 7, folder, sampler="grid", jobs=1, isolated=False,
     ...                       progress=False)
-    >>> found.best.trial["settings"]
+    >>> findings.best.trial["settings"]
     {'x': 1.0}
 """
 
@@ -183,13 +183,13 @@ def run_study(
                     {"study": study.name, "number": first + i, "seed": seed, "settings": settings}
                     for i, settings in enumerate(proposed)
                 ]
-                found = run_many(
+                outcomes = run_many(
                     partial(run_trial, study), batch, jobs, folder, _label, progress=False,
                     engine=engine, isolated=isolated,
                     notice=lambda outcome: _tell(bar, standing.note(outcome)),
                 )  # fmt: skip
-                findings.outcomes += found
-                source.tell([None if o.result is None else value_of(study, o) for o in found])
+                findings.outcomes += outcomes
+                source.tell([None if o.result is None else value_of(study, o) for o in outcomes])
     finally:
         table.rebuild(folder)
     return findings

@@ -141,7 +141,7 @@ class Diagnosis(Displayed):
 
     def rows(self) -> list[tuple[str, str, str]]:
         """The numbers, each with its name and what it says."""
-        found = [
+        table = [
             ("KL(q‖prior)", _number(self.kl), "nats; 0 is the prior itself"),
             ("  per weight", _number(self.kl_per_weight), f"{self.num_weights:,} random weights"),
             ("  per hidden unit", _number(self.kl_per_unit), f"{self.num_units:,} units"),
@@ -150,8 +150,8 @@ class Diagnosis(Displayed):
         ]
         p = self.predictions
         if p is None:
-            return found
-        found += [
+            return table
+        table += [
             ("distance to prior", _number(p.distance), f"of predictions; noise {p.noise:.2g}"),
             ("spread / prior's", _number(p.spread_ratio), "how far sampled networks disagree"),
             ("mean |E f|", _number(p.mean_output), f"on {p.num_inputs:,} inputs"),
@@ -161,7 +161,7 @@ class Diagnosis(Displayed):
             ("confidence", p.confidence, "mean of the largest probability"),
             ("entropy", p.entropy, "mean, in nats"),
         )
-        return found + [(n, _number(v), note) for n, v, note in optional if v is not None]
+        return table + [(n, _number(v), note) for n, v, note in optional if v is not None]
 
     def __str__(self) -> str:
         lines = [f"This posterior is {self.verdict}.", self.reason, self.advice, ""]

@@ -74,12 +74,12 @@ def splits(
     generator = torch.Generator().manual_seed(key_to_seed(seed, SPLIT_STREAM))
     order = torch.randperm(count, generator=generator)
     parts = [order[:size]] if folds is None else list(order.tensor_split(folds))
-    found = []
+    chosen = []
     for part in parts:
         rest = order[~torch.isin(order, part)]
         train, held_out = (_rows(feed, data, rows) for rows in (rest, part))
-        found.append(Split(train, held_out, len(rest), len(part)))
-    return found
+        chosen.append(Split(train, held_out, len(rest), len(part)))
+    return chosen
 
 
 def _rows(feed: Any, data: Any, rows: Tensor) -> Any:

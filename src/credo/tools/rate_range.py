@@ -29,8 +29,8 @@ The network is left exactly as it was: weights, buffers, learned noise, mode, ra
     >>> y = (x[:, 0] > 0).long()
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     >>> model = credo.Model(net, credo.likelihoods.Categorical())
-    >>> found = credo.lr_range_test(model, credo.VI(), (x, y), progress=False)
-    >>> 1e-4 < found.suggestion < 1
+    >>> rates = credo.lr_range_test(model, credo.VI(), (x, y), progress=False)
+    >>> 1e-4 < rates.suggestion < 1
     True
 
 Reference: L. Smith, "Cyclical learning rates for training neural networks", 2017; Book,

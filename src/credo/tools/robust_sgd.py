@@ -14,8 +14,8 @@ symbols: α the rate, μ ``momentum``, n ``num_data``.
     >>> import torch, credo
     >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.zeros(2, 1)
     >>> model = credo.Model(torch.nn.Linear(2, 1, bias=False), credo.likelihoods.Gaussian(1.0))
-    >>> found = robust_rates(model, (x, y), momentum=0.5, temperature=0.0)    # curvatures ½ and 4½
-    >>> round(found.low, 4), round(found.high, 4)
+    >>> rates = robust_rates(model, (x, y), momentum=0.5, temperature=0.0)    # curvatures ½ and 4½
+    >>> round(rates.low, 4), round(rates.high, 4)
     (0.1716, 0.6476)
 
 References: Zhang and Mitliagkas, 2017; Book, 2020 (3.2, figs. 5.4 and 5.5).
@@ -86,17 +86,17 @@ def robust_rates(
     feed = make_feed(data, batch_size, model, num_data)
     feed.check(model)
     generator = torch.Generator(model.like.device).manual_seed(seed)
-    found = extreme_eigenvalues(
+    extremes = extreme_eigenvalues(
         model, _Again(model, feed), "ggn", products=products, generator=generator
     )
     # Eigenvalues of a sum lie between the sums of the extreme ones (Weyl).
     prior = temperature / (feed.num_data * model.prior_over_weights().scale ** 2)
-    least = max(0.0, found.smallest) + float(prior.min())
+    least = max(0.0, extremes.smallest) + float(prior.min())
     if not temperature:
-        least = found.smallest_positive or 0.0
+        least = extremes.smallest_positive or 0.0
     if not least > 0:
         raise DataError("the loss has no curvature at these weights and this temperature")
-    region = robust_region(least, found.largest + float(prior.max()))
+    region = robust_region(least, extremes.largest + float(prior.max()))
     low, high = region.rates(momentum)
     return RobustRates(momentum, low, high, region)
 

@@ -22,8 +22,8 @@ symbols: k ``products``, θ the network's random weights, J_i the Jacobian of ou
     >>> from credo.tools.spectrum import extreme_eigenvalues
     >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.zeros(2, 1)
     >>> model = credo.Model(torch.nn.Linear(2, 1, bias=False), credo.likelihoods.Gaussian(1.0))
-    >>> found = extreme_eigenvalues(model, (x, y))           # of xᵀx/2
-    >>> round(found.smallest_positive, 4), round(found.largest, 4)
+    >>> extremes = extreme_eigenvalues(model, (x, y))           # of xᵀx/2
+    >>> round(extremes.smallest_positive, 4), round(extremes.largest, 4)
     (0.5, 4.5)
 
 Reference: Golub and Van Loan, Matrix Computations, 10.1; for networks Ghorbani et al., 2019.
@@ -162,8 +162,8 @@ def lanczos(
         if step + 1 < steps:
             off.append(left)
             vector = image / left
-    found = (torch.tensor(numbers, dtype=torch.float64) for numbers in (diagonal, off))
-    return (*found, left)  # type: ignore[return-value]
+    both = (torch.tensor(numbers, dtype=torch.float64) for numbers in (diagonal, off))
+    return (*both, left)  # type: ignore[return-value]
 
 
 def _read(diagonal: Tensor, off: Tensor, left: float, eps: float) -> ExtremeEigenvalues:
@@ -204,5 +204,5 @@ def _gauss_newton_product(loss: Loss, theta: Vector, vector: Vector) -> Vector:
     (pulled,) = torch.autograd.grad(outputs, leaf, dummy, create_graph=True)
     (pushed,) = torch.autograd.grad(pulled, dummy, vector)
     weighted = torch.einsum("bcd,bd->bc", inner, pushed)
-    (found,) = torch.autograd.grad(outputs, leaf, weighted)
-    return loss.weight * found
+    (product,) = torch.autograd.grad(outputs, leaf, weighted)
+    return loss.weight * product

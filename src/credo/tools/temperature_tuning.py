@@ -204,10 +204,10 @@ def _distinct(
 ) -> list[float | Balanced]:
     """Without the values that a cap makes equal to an earlier one."""
     segments = model.random.segments
-    found: dict[float, float | Balanced] = {}
+    distinct: dict[float, float | Balanced] = {}
     for temperature in asked:
-        found.setdefault(temperature_at(temperature, segments, num_data, 0.0), temperature)
-    return list(found.values())
+        distinct.setdefault(temperature_at(temperature, segments, num_data, 0.0), temperature)
+    return list(distinct.values())
 
 
 def _at(method: Method, temperature: float | Balanced) -> Method:
