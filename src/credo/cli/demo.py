@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from credo.checks import import_extra
 from credo.cli.options import OutputFolder
 
 
@@ -22,6 +23,7 @@ def demo(
         seed: Same seed, same numbers.
         epochs: Passes over the training digits.
     """
+    import_extra("matplotlib", extra="plots", purpose="credo demo")  # before anything is trained
     from credo.cli import demo_contest
 
     demo_contest.run(folder, seed, epochs)

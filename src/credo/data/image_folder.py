@@ -13,18 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
-from credo.checks import Count, checked
+from credo.checks import Count, checked, import_extra
 from credo.data.augment import Box, centre_box, random_box
 from credo.data.bounded import malformed
-from credo.errors import DataError, FileFormatError
+from credo.errors import DataError, FileFormatError, MissingExtraError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_PIXELS = 2**26
 """The most that an image may have: 200 MB of RGB. ImageNet's largest have a fifth of this."""
@@ -34,6 +36,10 @@ FORMATS = ("JPEG", "PNG")
 NO_LABEL = -1
 TRIES = 8
 """How many images in a row may be unreadable before training on them stops."""
+
+
+def _pillow() -> Any:
+    return import_extra("PIL.Image", extra="images", purpose="reading JPEG and PNG files")
 
 
 def open_image(path: str | PathLike[str]) -> Image.Image:
@@ -50,7 +56,7 @@ def open_image(path: str | PathLike[str]) -> Image.Image:
         with warnings.catch_warnings():
             # Odd metadata and mere size are warned of; what matters of them is checked here.
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as image:
+            with _pillow().open(path, formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise malformed(
@@ -60,7 +66,7 @@ def open_image(path: str | PathLike[str]) -> Image.Image:
                         "If the image is genuine, make it smaller.",
                     )
                 return image.convert("RGB")
-    except FileFormatError:
+    except (FileFormatError, MissingExtraError):
         raise
     except Exception as error:  # a decoder raises whatever it stumbles over
         problem = f"it does not unpack ({type(error).__name__}: {error})"
@@ -75,7 +81,7 @@ def cut(image: Image.Image, box: Box, side: int) -> Tensor:
         box: Left, top, right and bottom edge of the part.
         side: How many pixels the square is wide.
     """
-    part = image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    part = image.resize((side, side), _pillow().Resampling.BILINEAR, box=box)
     return torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous()
 
 

@@ -5,7 +5,7 @@ farther than
 
     r = Σ_t scale_lr_t        where the way from the start back to the prior's scale is |ln(σ₀/s)|
 
-Unlu & Aitchison (2021, §5.1) have 3 for the latter, and r = 4 after a hundred epochs of 390 steps at 1e-4.
+Unlu & Aitchison (2021, §5.1) have 3 for the latter, r = 4 after 100 epochs of 390 steps at 1e-4.
 Training that ends before the scales have settled leaves them near their small start, which is the
 MAP estimate with a little noise: early stopping.
 
