@@ -62,13 +62,21 @@ F = TypeVar("F", bound=type[Family])
 
 
 def register(family: F) -> F:
-    """Let `unpack` read this family, a class, under its name; for use as a decorator."""
+    """Let `unpack` read this family under its name; for use as a decorator.
+
+    Args:
+        family: A class whose ``pack`` and ``unpack`` are inverse to each other.
+    """
     FAMILIES[family.__name__] = family
     return family
 
 
 def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:
     """The family that ``Family.pack`` took apart.
+
+    Args:
+        tensors: Its tensors by name.
+        meta: Its JSON, with the family's name as ``type``.
 
     >>> import torch
     >>> unpack(*Delta(torch.tensor([1.0, 2.0])).pack())
@@ -77,7 +85,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:
     family = FAMILIES.get(str(meta.get("type")))
     if family is None:
         raise FileFormatError(
-            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}. A posterior "
-            "that was made with the learning rule needs `import credo.rule` first"
+            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}. If the file was "
+            "written with the learning rule: import credo.rule first"
         )
     return family.unpack(tensors, meta)
