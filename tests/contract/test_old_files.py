@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import credo
-import credo.rule  # noqa: F401  (registers KroneckerGaussian)
+import credo.rule  # which registers KroneckerGaussian
 
 FILES = Path(__file__).parents[1] / "data" / "posteriors_before_the_move"
 THEN = json.loads((FILES / "predictions.json").read_text(encoding="utf-8"))

@@ -7,7 +7,6 @@ from torch import nn
 
 import credo
 from credo.autodiff.layer_jacobians import DiagonalFactors, KronFactors
-from credo.autodiff.loss import Loss
 from credo.continual import (
     EWC,
     SI,
@@ -23,9 +22,7 @@ from credo.continual import (
 )
 from credo.continual.quadratic import Quadratic, QuadraticPull, times
 from credo.continual.si import PathIntegral
-from credo.families import FullGaussian
 from credo.laplace.structures import DiagonalCurvature, KronCurvature
-from credo.rule.gallery import elastic_weight_consolidation as gallery
 
 NOISE, PRIOR_SCALE, INPUTS = 0.7, 0.9, 4
 PRIOR = 1 / PRIOR_SCALE**2
@@ -112,27 +109,6 @@ def test_separate_forms_are_exact_for_two_tasks_and_count_the_oldest_too_often_f
     expected = torch.linalg.solve(sum(forms), pulls)
     torch.testing.assert_close(separate.bind().vector, expected, rtol=0, atol=1e-10)
     assert (expected - mean).abs().max() > 1e-3
-
-
-def test_the_rule_engines_ewc_is_this_one():
-    """`credo.rule.gallery`'s consolidation, by the learning rule, finds the same Gaussians."""
-    tasks, model = linear_tasks(), linear_model(bias=True)
-    learner = OnlineEWC(model, TO_REST, structure="full")
-    rule_model = linear_model(bias=True)
-    size = INPUTS + 1
-    yesterday = FullGaussian(torch.zeros(size).double(), PRIOR * torch.eye(size).double())
-    generator = torch.Generator().manual_seed(4)
-    for task in tasks:
-        learner.learn(task, progress=False)
-        loss = Loss.of_model(rule_model, task.train_data, num_data=task.num_data)
-        yesterday = gallery.consolidate(loss, yesterday)
-        (form,) = learner.forms
-        # The rule stops when its steps are small, not when they vanish.
-        torch.testing.assert_close(model.bind().vector, yesterday.mean, rtol=0, atol=1e-8)
-        torch.testing.assert_close(dense(form), yesterday.precision, rtol=1e-8, atol=1e-8)
-        theta = torch.randn(size, generator=generator, dtype=torch.float64)
-        expected = float(gallery.penalty(yesterday, theta))
-        assert form.value(theta) == pytest.approx(expected, rel=1e-7)
 
 
 def small_net(classes=3, seed=0, heads=None):

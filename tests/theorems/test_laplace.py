@@ -17,15 +17,10 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
 import credo
-from credo.autodiff.loss import Loss
-from credo.families import DiagGaussian, FullGaussian, LowRankGaussian
+from credo.families import LowRankGaussian
 from credo.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from credo.likelihoods.curvature import curvature_roots
 from credo.priors import Normal
-from credo.rule.curvatures import ExactHessian, ExampleSquares, GaussNewton
-from credo.rule.expectations import AtMean
-from credo.rule.gallery.laplace import laplace
-from credo.rule.learner import Learner, Step
 
 F64 = torch.float64
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -151,9 +146,8 @@ def test_the_predictive_of_last_layer_weights_is_exact() -> None:
         assert_close(found, expected, **CLOSE)
 
 
-# --- the learning rule -------------------------------------------------------------------------
+# --- likelihoods -------------------------------------------------------------------------------
 
-RULE = {"ggn": GaussNewton(), "hessian": ExactHessian(), "empirical": ExampleSquares()}
 CASES = {
     "categorical": (Categorical(), torch.arange(20) % 3, 3),
     "gaussian": (Gaussian(NOISE), numbers(20, 2, seed=3), 2),
@@ -161,44 +155,6 @@ CASES = {
     "heteroscedastic": (HeteroscedasticGaussian(), numbers(20, 1, seed=6), 2),
 }
 every_case = pytest.mark.parametrize("case", CASES)
-
-
-@every_case
-@pytest.mark.parametrize("curvature", RULE)
-@pytest.mark.parametrize("structure", ["full", "diag"])
-def test_precision_is_the_learning_rules(case: str, curvature: str, structure: str) -> None:
-    """One step with rate 1 puts S = H + δ, H at the mean the step starts from."""
-    likelihood, y, outputs = CASES[case]
-    net, x, prior = mlp(outputs), numbers(20, 4), 500.0  # enough for the exact Hessian
-    posterior = fitted(net, likelihood, (x, y), prior, structure=structure, curvature=curvature)
-    size = posterior.q.size
-    unit = torch.ones(size, dtype=F64)
-    start = (
-        DiagGaussian(posterior.mean, unit)
-        if structure == "diag"
-        else FullGaussian(posterior.mean, torch.diag(unit))
-    )
-    loss = Loss.of_model(posterior.model, (x, y), num_data=20)
-    engine = Learner(
-        AtMean(), RULE[curvature], Step(rate=1.0), posterior.model.prior_over_weights()
-    )
-    assert_close(
-        posterior.q.precision, engine.update(engine.init(start), loss).q.precision, **CLOSE
-    )
-
-
-def test_at_its_resting_point_the_rule_is_laplace() -> None:
-    x = numbers(40, 3)
-    y = (x[:, 0] + 0.5 * numbers(40, seed=1) > 0).to(F64)[:, None]
-    net = linear(torch.zeros(3, dtype=F64))
-    model = credo.Model(net, Bernoulli(), Normal(PRECISION**-0.5))
-    start = FullGaussian(torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))
-    rested = laplace(Loss.of_model(model, (x, y), num_data=40), start, model.prior_over_weights())
-    with torch.no_grad():
-        net.weight.copy_(rested.mean)
-    q = credo.fit(model, credo.Laplace("full"), (x, y), progress=False).q
-    assert_close(q.precision, rested.precision, rtol=1e-8, atol=1e-8)
-    assert_close(q.mean, rested.mean, **CLOSE)
 
 
 # --- structures --------------------------------------------------------------------------------
