@@ -85,7 +85,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Json) -> Family:
     family = FAMILIES.get(str(meta.get("type")))
     if family is None:
         raise FileFormatError(
-            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}. If the file was "
-            "written with the learning rule: import credo.rule first"
+            f"no family is called {meta.get('type')!r}; known are {sorted(FAMILIES)}. If the "
+            "file was written with the learning rule: import credo.rule first"
         )
     return family.unpack(tensors, meta)
