@@ -25,8 +25,8 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from credo import priors
-from credo.priors.heat_flow import mean_abs, normal_entropy
-from credo.priors.penalty import solve_penalty
+from credo.priors.penalty.heat_flow import mean_abs, normal_entropy
+from credo.priors.penalty.solve import solve_penalty
 from credo.report.style import BLACK, COLOURS, GREEN, GREY, VERMILLION, blank_figure, save
 from credo.types import Json, Segment
 from credo_papers.experiment import Experiment, Settings, Verdict

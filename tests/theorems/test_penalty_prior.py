@@ -25,14 +25,14 @@ from credo.priors import (
     from_penalty,
     penalty_of,
 )
-from credo.priors.heat_flow import (
+from credo.priors.penalty.heat_flow import (
     fourier_flow,
     highest_frequency,
     mean_abs,
     normal_entropy,
     polynomial_flow,
 )
-from credo.priors.penalty import solve_penalty
+from credo.priors.penalty.solve import solve_penalty
 from credo.rule.families import Beta
 from credo.types import Segment
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from credo.errors import DataError, UnsupportedError
 from credo.families import FAMILIES
-from credo.priors.conclusion import NoPrior
 from credo.priors.elastic_net import ElasticNet, FlatElasticNet
 from credo.priors.group import FlatGroupLasso, GroupLasso
 from credo.priors.laplace import FlatLaplace, Laplace
 from credo.priors.normal import Normal
-from credo.priors.penalty import from_penalty
-from credo.priors.penalty_of import penalty_of
+from credo.priors.penalty.conclusion import NoPrior
+from credo.priors.penalty.penalty_of import penalty_of
+from credo.priors.penalty.solve import from_penalty
+from credo.priors.penalty.tabulated import FlatRadial, FlatTabulated, RadialTabulated, Tabulated
 from credo.priors.scale_mixture import FlatScaleMixture, ScaleMixture
 from credo.priors.scales import scale_from_config
-from credo.priors.tabulated import FlatRadial, FlatTabulated, RadialTabulated, Tabulated
 from credo.types import Json, Prior
 
 __all__ = [

@@ -14,9 +14,9 @@ import torch
 from scipy import fft
 
 from credo.errors import DataError, UnsupportedError
-from credo.priors.deconvolution import MARGIN
-from credo.priors.domain import Domain, find_domain
-from credo.priors.heat_flow import Array, normal_entropy
+from credo.priors.penalty.deconvolution import MARGIN
+from credo.priors.penalty.domain import Domain, find_domain
+from credo.priors.penalty.heat_flow import Array, normal_entropy
 
 Energy: TypeAlias = Callable[[Array, float], Array]
 """(μ, σ) ↦ penalty + entropy, which a prior would make the average of −ln α."""

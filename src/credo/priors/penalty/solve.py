@@ -9,8 +9,8 @@ r = KL(β‖α) + const for a prior α if and only if condition (★) holds:
     A_ν = −Ent(β_{0,ν}) − 𝓕⁻¹[𝓕r_ν / 𝓕β̌_{0,ν}]     doesn't depend on ν,  and  ∫e^A < ∞
 
 and α = e^A/∫e^A. For Gaussians the division of Fourier transforms is the heat flow backwards
-(`credo.priors.heat_flow`), for the Dirac family A = −r. Wolinski, Charpiat and Ollivier, *An
-Equivalence between Bayesian Priors and Penalties in Variational Inference* (their A_ν lacks the
+(`credo.priors.penalty.heat_flow`), for the Dirac family A = −r. Wolinski, Charpiat and Ollivier,
+*An Equivalence between Bayesian Priors and Penalties in Variational Inference* (their A_ν lacks the
 reflection β̌(θ) = β(−θ), which matters for asymmetric β; their corollary has a and b exchanged).
 """
 
@@ -28,12 +28,12 @@ from numpy.polynomial import Polynomial
 from credo.checks import positive
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, DiagGaussian, Family, FixedGaussian, Gaussian
-from credo.priors.conclusion import NoPrior, conclude, sigma_dependent
-from credo.priors.deconvolution import Deconvolution, fitted_polynomial
-from credo.priors.domain import Domain, find_domain
-from credo.priors.exact import ExactLogDensity, as_numbers, read_expression, solve_exactly
-from credo.priors.heat_flow import Array, polynomial_flow
-from credo.priors.penalty_input import (
+from credo.priors.penalty.conclusion import NoPrior, conclude, sigma_dependent
+from credo.priors.penalty.deconvolution import Deconvolution, fitted_polynomial
+from credo.priors.penalty.domain import Domain, find_domain
+from credo.priors.penalty.exact import ExactLogDensity, as_numbers, read_expression, solve_exactly
+from credo.priors.penalty.heat_flow import Array, polynomial_flow
+from credo.priors.penalty.penalty_input import (
     Samples,
     as_function,
     check_deconvolvable,
@@ -42,7 +42,7 @@ from credo.priors.penalty_input import (
     sample_function,
     sample_table,
 )
-from credo.priors.tabulated import RadialTabulated, Tabulated
+from credo.priors.penalty.tabulated import RadialTabulated, Tabulated
 from credo.types import Prior
 
 FamilyName: TypeAlias = Literal["gaussian", "dirac"]

@@ -1,6 +1,6 @@
 """A log-density known at even knots: a cubic spline between them, a tail beyond each end.
 
-Numbers only; `credo.priors.tabulated` makes priors of it.
+Numbers only; `credo.priors.penalty.tabulated` makes priors of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from credo.checks import finite, positive
 from credo.errors import DataError
-from credo.priors.heat_flow import Array
+from credo.priors.penalty.heat_flow import Array
 
 _NEGLIGIBLE = 45.0
 """How far the log-density falls, in nats, before what lies beyond is left out of integrals."""

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from credo.errors import DataError
 from credo.families.base import check_count, check_points
-from credo.priors.curve import Curve, Tail
+from credo.priors.penalty.curve import Curve, Tail
 from credo.priors.scales import total_size
 from credo.types import Json, Segment, Vector
 

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from credo.errors import DataError, UnsupportedError
-from credo.priors.curve import Curve, Tail
-from credo.priors.deconvolution import fitted_polynomial
-from credo.priors.heat_flow import Array, mean_abs
 from credo.priors.laplace import Laplace
 from credo.priors.normal import Normal
-from credo.priors.tabulated import RadialTabulated, Tabulated
+from credo.priors.penalty.curve import Curve, Tail
+from credo.priors.penalty.deconvolution import fitted_polynomial
+from credo.priors.penalty.heat_flow import Array, mean_abs
+from credo.priors.penalty.tabulated import RadialTabulated, Tabulated
 from credo.types import Prior, Segment, Vector
 
 _MAX_KNOTS = 2049

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, DiagGaussian
-from credo.priors.heat_flow import normal_entropy
 from credo.priors.laplace import FlatLaplace
+from credo.priors.penalty.heat_flow import normal_entropy
+from credo.priors.penalty.tabulated import RadialTabulated
 from credo.priors.scales import ScaleRule
-from credo.priors.tabulated import RadialTabulated
 from credo.types import FlatDistribution, Prior, Segment
 
 Penalty: TypeAlias = Callable[..., Any]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from credo.errors import DataError
-from credo.priors.heat_flow import Array
+from credo.priors.penalty.heat_flow import Array
 
 
 def _sympy() -> Any:

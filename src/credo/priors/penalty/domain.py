@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credo.priors.heat_flow import Array
+from credo.priors.penalty.heat_flow import Array
 
 RISE = 40.0
 """Nats above the minimum where a density counts as zero: e^{−40} = 4e-18."""

@@ -18,7 +18,7 @@ from numpy.polynomial.chebyshev import cheb2poly, chebvander
 from numpy.polynomial.polynomial import polyval
 from scipy import special
 
-from credo.priors.heat_flow import Array, fourier_flow, highest_frequency, polynomial_flow
+from credo.priors.penalty.heat_flow import Array, fourier_flow, highest_frequency, polynomial_flow
 
 MARGIN = 20.0
 """σ's between the end of the grid and the part where g is known.
