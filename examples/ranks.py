@@ -32,7 +32,7 @@ from credo.network import bind
 from credo.network.selection import is_norm
 from credo.noise import key_to_seed
 from credo.optim import IVON, VOGN, NaturalOptimizer
-from credo.optim import by_name as optimizers
+from credo.packing import pack_optimizer, unpack_optimizer
 from credo.storage import read_tensors, under, write_tensors
 from credo_papers.recipes import Recipe
 
@@ -213,7 +213,7 @@ class Run:
     def save(self) -> None:
         """Rank 0 writes all or nothing: a run that is killed meanwhile leaves the old file."""
         if self.place.rank == 0:
-            tensors, meta = optimizers.pack(self.optimizer)
+            tensors, meta = pack_optimizer(self.optimizer)
             tensors = {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
             tensors |= {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
             where = {"epoch": self.epoch, "batch": self.batch}
@@ -232,7 +232,7 @@ class Run:
                 )
         try:
             self.net.load_state_dict(under("net.", tensors))
-            optimizers.unpack(self.optimizer, under("optimizer.", tensors), meta["groups"])
+            unpack_optimizer(self.optimizer, under("optimizer.", tensors), meta["groups"])
             self.epoch, self.batch = meta["epoch"], meta["batch"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(

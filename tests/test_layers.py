@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "credo"
 LAYERS = [
     {"errors", "checks", "types", "version", "display"},
     {"noise", "collectives", "storage", "workers"},
-    {"network"},
+    {"network", "packing"},
     {
         "autodiff",
         "families",

@@ -31,6 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -200,7 +201,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     return [save(figure, folder / "cold-posterior.png")]
 
 
-def _method(name: str, settings: ColdSettings, temperature: float) -> tuple[Method, int, int]:
+def _method(name: str, settings: ColdSettings, temperature: float) -> tuple[Method[Any], int, int]:
     """The method with its epochs and batch size."""
     if name == "hmc":
         hmc = credo.HMC(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class EqualTimeSettings(Settings):
 
 def contestants(
     settings: EqualTimeSettings, data: str, num_data: int
-) -> dict[str, tuple[Method, float, Literal["last", "best"]]]:
+) -> dict[str, tuple[Method[Any], float, Literal["last", "best"]]]:
     """Each one's method, the scale of its prior, and which epoch it keeps."""
     tuned = TUNED[data]
     return {

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -87,7 +88,7 @@ class SwapSettings(Settings):
     ood_images: int
 
 
-def methods(settings: SwapSettings) -> dict[str, Method]:
+def methods(settings: SwapSettings) -> dict[str, Method[Any]]:
     """Adam's maximum likelihood and the three that learn a distribution."""
     temperature, samples = settings.temperature, settings.samples
     return {

@@ -64,7 +64,7 @@ class ResNetSettings(Settings):
     ood_images: int
 
 
-def method(name: str, recipe: Recipe) -> Method:
+def method(name: str, recipe: Recipe) -> Method[Any]:
     """The method for `credo.fit`; its prior comes with the model."""
     temperature = 1 / recipe.augmentation
     if name == "adam":

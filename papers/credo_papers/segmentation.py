@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -229,7 +230,7 @@ def figures(results: list[Json], folder: Path) -> list[Path]:
     return [_draw_scenes(results[0], folder), _draw_calibration(results, folder)]
 
 
-def _methods(settings: SegmentationSettings, pixels: int) -> dict[str, Method]:
+def _methods(settings: SegmentationSettings, pixels: int) -> dict[str, Method[Any]]:
     """Both minimise the sum over an image's pixels, so IVON's rates are scaled by their number."""
     temperature = pixels / settings.labels_per_image
     return {

@@ -42,7 +42,7 @@ from credo.method import Method
 from credo.optim.by_name import BY_NAME, OptimizerSpec
 from credo.sweep.many import trial_key
 from credo.types import Json
-from credo.variational.kl_weights import KLWeights
+from credo.variational.elbo import KLWeights
 from credo_papers.experiment import Settings, Verdict, judgement, mean_and_error, sign_of_mean
 from credo_papers.networks import NetName, build
 
@@ -228,7 +228,7 @@ def run_store(folder: Path) -> Path:
     return folder / SHARED if own is None else own.parent / SHARED
 
 
-def method(trial: Trial) -> Method:
+def method(trial: Trial) -> Method[Any]:
     """The learner that a trial describes."""
     optimizer: OptimizerSpec = trial.optimizer
     if trial.options:

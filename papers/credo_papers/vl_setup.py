@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
@@ -107,7 +107,7 @@ def images(settings: ImageSettings, data: str) -> Images:
 
 def method(
     name: Literal["vl", "vi", "map"], lr: float, beta: float, multiplier: float = MULTIPLIER
-) -> Method:
+) -> Method[Any]:
     """Variational Laplace, mean-field VI or MAP at temperature β, with the paper's rates."""
     if name == "map":
         return credo.MAP(lr=lr, temperature=beta)
@@ -125,7 +125,7 @@ def step_down(fraction: float) -> float:
 
 
 def trained(
-    settings: ImageSettings, data: Images, how: Method, seed: int, folder: Path
+    settings: ImageSettings, data: Images, how: Method[Any], seed: int, folder: Path
 ) -> credo.Posterior:
     """The posterior that this method learns from the weights of ``seed``."""
     return credo.fit(

@@ -26,19 +26,19 @@ class or function to what its annotations say:
         ...
     credo.errors.DataError: Trainer has no parameter 'sample'. Did you mean 'samples'?
 
-Whatever an annotation says beyond that (protocols, callables, other classes' generics) is left to
-the code that uses it.
+Classes, ``Callable`` and ``Mapping`` are held to what they are; whatever an annotation says beyond
+that (protocols, the items of generics) is left to the code that uses it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import difflib
 import functools
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from numbers import Integral, Real
@@ -108,6 +108,22 @@ class Range:
         edges = [f"greater than {self.low:g}"] * self.open_low
         edges += [f"less than {self.high:g}"] * self.open_high
         return ", ".join([f"a number from {self.low:g} to {self.high:g}", *edges])
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to do instead, said after a refusal.
+
+    >>> check("n", "3", Annotated[int, Remedy(lambda value: "Give a number, without quotes")])
+    Traceback (most recent call last):
+        ...
+    credo.errors.DataError: n must be a whole number, but it is '3'. Give a number, without quotes.
+
+    Args:
+        words: From the value to a sentence without its full stop; empty if there is none.
+    """
+
+    words: Callable[[Any], str]
 
 
 Finite: TypeAlias = Annotated[float, Range()]
@@ -208,7 +224,8 @@ def checked(target: T) -> T:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             # A subclass that is checked itself has looked at its own arguments.
             if type(self) is target or type(self).__init__ is init:
-                _check_call(type(self).__name__, construct, (self, *args), kwargs)
+                hints = _class_hints(target) if dataclasses.is_dataclass(target) else None
+                _check_call(type(self).__name__, construct, (self, *args), kwargs, hints)
             construct(self, *args, **kwargs)
 
         target.__init__ = init  # type: ignore[misc]
@@ -229,14 +246,7 @@ def constraints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    # One by one: an alias of another module, or a dataclass's inherited field, may have names that
-    # can't be read here, and the others are checked all the same.
-    hints: dict[str, Any] = {}
-    for name, annotation in getattr(function, "__annotations__", {}).items():
-        one = types.SimpleNamespace(__annotations__={name: annotation})
-        with contextlib.suppress(NameError):
-            names = getattr(function, "__globals__", {})
-            hints |= get_type_hints(one, globalns=names, include_extras=True)
+    hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     for name, hint in list(hints.items()):
         if get_origin(hint) is Unpack:  # ``**options`` of a TypedDict: each is a parameter
@@ -247,17 +257,28 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 @functools.cache
+def _class_hints(owner: type) -> dict[str, Any]:
+    """Of a dataclass's fields, inherited ones read in the module that declares them."""
+    return get_type_hints(owner, include_extras=True)
+
+
+@functools.cache
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
 def _check_call(
-    what: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    what: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    hints: dict[str, Any] | None = None,
 ) -> None:
     signature = _signature(function)
-    hints = _hints(inspect.unwrap(function))
+    hints = _hints(inspect.unwrap(function)) if hints is None else hints
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
-    known = [n for n in dict.fromkeys([*signature.parameters, *hints]) if n not in ("self", rest)]
+    names = dict.fromkeys([*signature.parameters, *(hints if rest is not None else ())])
+    known = [name for name in names if name not in ("self", rest)]
     # Where the rest is a TypedDict its names are known; other ``**kwargs`` may be anything.
     if rest is None or rest not in hints:
         for name in kwargs:
@@ -287,6 +308,9 @@ def _complaint(name: str, value: object, annotation: Any) -> str | None:
                 if inner is not None:
                     return inner
     hint = nearest(value, _choices(annotation)) if isinstance(value, str) else ""
+    if origin is Annotated:
+        remedies = [a.words(value) for a in get_args(annotation) if isinstance(a, Remedy)]
+        hint += "".join(f" {remedy}." for remedy in remedies if remedy)
     return f"{name} must be {words}, but it is {_shown(value)}" + (f".{hint}" if hint else "")
 
 
@@ -296,7 +320,8 @@ def _wanted(value: object, annotation: Any) -> str | None:
         return None
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _wanted_number(value, args[0], [a for a in args[1:] if isinstance(a, Range)])
+        ranges = [a for a in args[1:] if isinstance(a, Range)]
+        return _wanted_number(value, args[0], ranges or [Range()])
     if origin is Literal:
         return None if value in args else "one of " + ", ".join(map(repr, args))
     if origin in (Union, types.UnionType):
@@ -314,7 +339,20 @@ def _wanted(value: object, annotation: Any) -> str | None:
         return None if isinstance(value, bool) else "True or False"
     if annotation is str:
         return None if isinstance(value, str) else "a string"
-    return None
+    if origin is Callable or annotation is Callable:
+        return None if callable(value) else "a function"
+    kind = origin if origin is Mapping or _is_ours(origin) else annotation
+    if not isinstance(kind, type) or _is_protocol(kind) or isinstance(value, kind):
+        return None
+    return f"a {kind.__name__}"
+
+
+def _is_ours(origin: Any) -> bool:
+    return isinstance(origin, type) and origin.__module__.startswith("credo")
+
+
+def _is_protocol(kind: type) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
 
 
 def _wanted_number(value: object, kind: Any, ranges: list[Range]) -> str | None:
@@ -352,5 +390,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     text = repr(value)
     return text if len(text) <= 80 else f"a {type(value).__name__}"

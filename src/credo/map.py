@@ -22,70 +22,62 @@ over the same weights; a penalty passes over biases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
-from credo.checks import positive
-from credo.errors import DataError
+from credo.checks import Positive, checked
 from credo.families import Delta
-from credo.method import Clock, Info, refuse_nonfinite, segment_norms
+from credo.method import (
+    Info,
+    TemperedMethod,
+    TrainedState,
+    refuse_nonfinite,
+    segment_norms,
+    temperature_of,
+)
 from credo.model import Model
 from credo.network import FlatParams, Selection
 from credo.optim import by_name as optimizers
+from credo.packing import STORED
 from credo.penalties import FlatPenalty, Kind, Penalty
 from credo.posterior.posterior import Posterior
-from credo.storage import under
-from credo.temperature import Temperature, check_temperature, temperature_at, temperature_config
-from credo.types import Batch, FlatDistribution, Json, Vector
+from credo.temperature import Temperature
+from credo.types import Batch, FlatDistribution, Vector
 
 
+@final
 @dataclass
-class MAPState:
+class MAPState(TrainedState):
     """The weights live in the network; the state holds the optimizer and its gradient buffer."""
 
-    model: Model
-    flat: FlatParams
-    random: Selection
+    flat: FlatParams = field(metadata=STORED)
     everything: Selection
     prior: FlatDistribution | FlatPenalty
-    num_data: int
-    optimizer: Optimizer
+    optimizer: Optimizer = field(metadata=STORED)
     gradient: Vector
-    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True)
-class MAP:
-    """Point estimate by gradient descent on the log-posterior.
-
-    ``penalty`` replaces the prior: a `credo.penalties.Penalty`, or the name of a kind for that
-    penalty with the strength and factors that make it a prior.
-
-    >>> MAP(penalty="group_lasso").config()["penalty"]["lam"]
-    'bayesian'
-    """
+class PointMethod(TemperedMethod[MAPState]):
+    """Gradient descent to a point: what `MAP` and its regularised relatives share."""
 
     temperature: Temperature = 1.0
     optimizer: optimizers.OptimizerSpec = "adam"
-    lr: float = 3e-3
-    default_epochs: int = 20
-    penalty: Penalty | Kind | None = None
+    lr: Positive = 3e-3
 
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        positive("lr", self.lr)
-        if isinstance(self.penalty, str):
-            object.__setattr__(self, "penalty", Penalty(self.penalty))
-        if self.penalty is not None and not isinstance(self.penalty, Penalty):
-            raise DataError(
-                f'penalty={self.penalty!r} must be a name such as "l2", or a '
-                "credo.penalties.Penalty"
-            )
+    @abstractmethod
+    def _gradient(self, state: MAPState, batch: Batch) -> float:
+        """Leave the loss's gradient, prior aside, in ``state.gradient``; the batch's mean NLL."""
+
+    def _pull(self, model: Model, num_data: int) -> FlatDistribution | FlatPenalty:
+        """What draws the weights to zero, as a log-density: the prior."""
+        return model.prior_over_weights()
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> MAPState:
         """Start from the network's current weights."""
@@ -110,79 +102,8 @@ class MAP:
     def update(self, state: MAPState, batch: Batch) -> tuple[MAPState, Info]:
         """One optimizer step on one minibatch."""
         state.clock.begin(state.num_data, len(batch[1]))
-        loss = state.model.mean_nll(batch)
-        nll = loss.item()
-        refuse_nonfinite(nll, state.flat, state.clock)
-        loss.backward()
-        state.flat.gradient(state.everything, out=state.gradient)
-        self._descend(state)
-        return state, Info(nll, {})
-
-    def finish(self, state: MAPState, data: Iterable[Batch]) -> MAPState:
-        """Nothing is left to do."""
-        return state
-
-    def posterior(self, state: MAPState) -> Posterior:
-        """The point mass at the weights reached."""
-        return Posterior.at_network(state.model, Delta(state.random.read(state.flat.vector)))
-
-    def summary(self, state: MAPState) -> dict[str, Any]:
-        """−log prior (MAP's stand-in for the KL) or the penalty, temperature, gradient norms."""
-        cost = -float(state.prior.log_prob(state.random.read(state.flat.vector)))
-        return {
-            **(
-                {"negative_log_prior": cost}
-                if self.penalty is None
-                else {"penalty": cost / state.num_data}
-            ),
-            "temperature": self._temperature(state),
-            "gradient_norm": segment_norms(state.gradient, state.everything),
-        }
-
-    def pack(self, state: MAPState) -> tuple[dict[str, Tensor], Json]:
-        """Weights and optimizer."""
-        tensors, meta = optimizers.pack(state.optimizer)
-        return (
-            {"weights": state.flat.vector, **{f"optimizer.{k}": v for k, v in tensors.items()}},
-            {"optimizer": meta, "step": state.clock.step, "batch": state.clock.batch},
-        )
-
-    def unpack(self, state: MAPState, tensors: Mapping[str, Tensor], meta: Json) -> MAPState:
-        """The inverse of ``pack``."""
-        with state.flat.writing() as vector:
-            vector.copy_(tensors["weights"])
-        optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
-        state.clock.step, state.clock.batch = meta["step"], meta["batch"]
-        return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        return {
-            "type": "MAP",
-            "temperature": temperature_config(self.temperature),
-            "optimizer": optimizers.describe(self.optimizer),
-            "lr": self.lr,
-            **({} if self._penalty is None else {"penalty": self._penalty.config()}),
-        }
-
-    @property
-    def _penalty(self) -> Penalty | None:
-        assert not isinstance(self.penalty, str)
-        return self.penalty
-
-    def _pull(self, model: Model, num_data: int) -> FlatDistribution | FlatPenalty:
-        """What draws the weights to zero: the prior, or a penalty as the logarithm of one."""
-        if self._penalty is None:
-            return model.prior_over_weights()
-        return self._penalty.on(model.random.segments, model.like, num_data)
-
-    def _temperature(self, state: MAPState) -> float:
-        clock = state.clock
-        return temperature_at(self.temperature, state.random.segments, state.num_data, clock.epoch)
-
-    def _descend(self, state: MAPState) -> None:
-        """Add the prior's or penalty's pull to the gradient of the likelihood and step."""
-        weight = self._temperature(state) / state.num_data
+        nll = self._gradient(state, batch)
+        weight = temperature_of(self.temperature, state) / state.num_data
         if weight:
             self._add_prior(state, weight)
         with state.flat.writing():
@@ -190,6 +111,34 @@ class MAP:
         for parameter in state.model.noise_parameters():
             parameter.grad = None
         state.clock.tick()
+        return state, Info(nll)
+
+    def posterior(self, state: MAPState) -> Posterior:
+        """The point mass at the weights reached."""
+        return Posterior.at_network(state.model, Delta(state.random.read(state.flat.vector)))
+
+    def summary(self, state: MAPState, nll: float = math.nan) -> dict[str, Any]:
+        """−log prior (a point's stand-in for the KL), temperature, gradient norms."""
+        return {
+            "negative_log_prior": self._pull_now(state),
+            "temperature": temperature_of(self.temperature, state),
+            "gradient_norm": segment_norms(state.gradient, state.everything),
+        }
+
+    def optimizer_of(self, state: MAPState) -> Optimizer:
+        """The one over the weights."""
+        return state.optimizer
+
+    def _backward(self, state: MAPState, loss: Tensor) -> float:
+        """Leave the loss's gradient in ``state.gradient``, if it is a number; the loss itself."""
+        value = loss.item()
+        refuse_nonfinite(value, state.flat, state.clock)
+        loss.backward()
+        state.flat.gradient(state.everything, out=state.gradient)
+        return value
+
+    def _pull_now(self, state: MAPState) -> float:
+        return -float(state.prior.log_prob(state.random.read(state.flat.vector)))
 
     @torch.no_grad()
     def _add_prior(self, state: MAPState, weight: float) -> None:
@@ -201,8 +150,53 @@ class MAP:
         state.random.write(state.gradient, state.random.read(state.gradient) - weight * pull)
 
 
+@final
+@checked
+@dataclass(frozen=True)
+class MAP(PointMethod):
+    """Point estimate by gradient descent on the log-posterior.
+
+    Args:
+        temperature: Weight of the prior: a number, a schedule, or `credo.Balanced`.
+        optimizer: A name such as "adam", a callable that is given the parameter groups, or one of
+            these for each group.
+        lr: Its learning rate.
+        penalty: In the prior's place: a `credo.penalties.Penalty`, or the name of a kind for that
+            penalty with the strength and factors that make it a prior.
+
+    >>> MAP(penalty="group_lasso").config()["penalty"]["lam"]
+    'bayesian'
+    """
+
+    penalty: Penalty | Kind | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.penalty, str):
+            object.__setattr__(self, "penalty", Penalty(self.penalty))
+
+    def summary(self, state: MAPState, nll: float = math.nan) -> dict[str, Any]:
+        """−log prior (MAP's stand-in for the KL) or the penalty, temperature, gradient norms."""
+        record = super().summary(state, nll)
+        if self.penalty is not None:
+            record["penalty"] = record.pop("negative_log_prior") / state.num_data
+        return record
+
+    def _gradient(self, state: MAPState, batch: Batch) -> float:
+        return self._backward(state, state.model.mean_nll(batch))
+
+    def _pull(self, model: Model, num_data: int) -> FlatDistribution | FlatPenalty:
+        """The prior, or a penalty as the logarithm of one."""
+        if self.penalty is None:
+            return super()._pull(model, num_data)
+        assert isinstance(self.penalty, Penalty)  # __post_init__ made it one
+        return self.penalty.on(model.random.segments, model.like, num_data)
+
+
 def MLE(**settings: Any) -> MAP:
     """Maximum likelihood: `MAP` with temperature 0.
+
+    Args:
+        settings: Those of `MAP`.
 
     >>> MLE(lr=0.1).temperature
     0.0

@@ -1,19 +1,61 @@
-"""What a method is: the contract between an algorithm and `credo.fit`."""
+"""What a method is: the contract between an algorithm and `credo.fit`.
+
+A method is a frozen dataclass whose fields are its settings, and its state a dataclass whose
+`credo.packing.STORED` fields are what a resumed run needs. Configuration and checkpoints follow
+from the two; `init`, `update` and `posterior` are the algorithm.
+
+    >>> import torch, credo
+    >>> from dataclasses import dataclass, field
+    >>> from credo.method import Info, Method, State
+    >>> from credo.packing import STORED
+    >>> @dataclass
+    ... class AverageState(State):
+    ...     model: credo.Model
+    ...     mean: torch.Tensor = field(metadata=STORED)
+    >>> @dataclass(frozen=True)
+    ... class Average(Method[AverageState]):
+    ...     '''The mean of the targets, whatever the inputs.'''
+    ...     decay: float = 0.9
+    ...     def init(self, model, num_data, generator=None):
+    ...         return AverageState(model, torch.zeros(1))
+    ...     def update(self, state, batch):
+    ...         state.mean.lerp_(batch[1].mean(), 1 - self.decay)
+    ...         state.clock.tick()
+    ...         return state, Info(nll=0.0)
+    ...     def posterior(self, state):
+    ...         return credo.Posterior.at_network(state.model, credo.families.Delta(state.mean))
+    >>> Average().config()
+    {'type': 'Average', 'decay': 0.9}
+    >>> state = Average().init(None, num_data=8)
+    >>> Average().pack(state)
+    ({'mean': tensor([0.])}, {'clock': {'step': 0, 'batch': 0}})
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
 from torch import Generator, Tensor
+from torch.optim import Optimizer
 
+from credo import packing
 from credo.errors import NonFiniteError
+from credo.model import Model
 from credo.network import FlatParams, Selection
+from credo.packing import STORED
+from credo.posterior.posterior import Posterior
+from credo.temperature import Temperature, temperature_at
 from credo.types import Batch, Json, Vector
 
+NOISE_LR = 3e-3
+"""Adam's rate for the learned noise of a likelihood, where a method has no Adam of its own."""
 
+
+@final
 @dataclass
 class Clock:
     """Where training stands; `credo.fit` keeps it, and a bare loop advances it by `tick`.
@@ -21,8 +63,8 @@ class Clock:
     ``num_batches`` is the number of minibatches in an epoch, 0 while unknown.
     """
 
-    step: int = 0
-    batch: int = 0
+    step: int = field(default=0, metadata=STORED)
+    batch: int = field(default=0, metadata=STORED)
     num_batches: int = 0
 
     def begin(self, num_data: int, batch_size: int) -> None:
@@ -41,57 +83,118 @@ class Clock:
         return self.step / max(1, self.num_batches)
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Info:
-    """What one update reports: mean negative log-likelihood of the batch, and named scalars."""
+    """What one update reports.
 
-    nll: float
-    extra: dict[str, float]
-
-
-class Method(Protocol):
-    """An algorithm that turns a model and data into a posterior.
-
-    The state is tensors plus JSON: ``pack`` gives both, ``unpack`` restores a freshly initialised
-    state from them, so that any run can be checkpointed without pickle.
+    ``nll`` is the mean negative log-likelihood of the batch. It and the named numbers of ``extra``
+    are averaged over the epoch's batches into its record.
     """
 
-    @property
-    def default_epochs(self) -> int:
-        """How long `credo.fit` trains when it is not told."""
-        ...
+    nll: float
+    extra: Mapping[str, float] = field(default_factory=dict)
 
-    def init(self, model: Any, num_data: int, generator: Generator | None = None) -> Any:
-        """The state before the first update, from the network's current weights."""
-        ...
 
-    def update(self, state: Any, batch: Batch) -> tuple[Any, Info]:
-        """One step on one minibatch."""
-        ...
+@dataclass(kw_only=True)
+class State:
+    """What every method's state has: where training stands."""
 
-    def finish(self, state: Any, data: Iterable[Batch]) -> Any:
-        """What needs a last pass over the data; most methods return the state unchanged."""
-        ...
+    clock: Clock = field(default_factory=Clock, metadata=STORED)
 
-    def posterior(self, state: Any) -> Any:
-        """The posterior that the state stands for."""
-        ...
 
-    def summary(self, state: Any) -> dict[str, Any]:
-        """Diagnostics logged once per epoch (KL, temperature, per-segment norms)."""
-        ...
+@dataclass(kw_only=True)
+class TrainedState(State):
+    """The state of a method that trains one distribution of a network's weights.
 
-    def pack(self, state: Any) -> tuple[dict[str, Tensor], Json]:
-        """Everything a resumed run needs."""
-        ...
+    ``random`` are the weights that have a distribution, ``num_data`` the training examples in all.
+    """
 
-    def unpack(self, state: Any, tensors: Mapping[str, Tensor], meta: Json) -> Any:
+    model: Model
+    random: Selection
+    num_data: int
+
+
+S = TypeVar("S", bound=State)
+
+
+class Method(ABC, Generic[S]):
+    """An algorithm that turns a model and data into a posterior, by way of a state of type S.
+
+    Subclasses are frozen dataclasses: their fields are the settings.
+    """
+
+    needs_all_data: ClassVar[bool] = False
+    """Whether a step takes all examples at once, whatever ``batch_size`` says."""
+    default_epochs: ClassVar[int] = 20
+    """How long `credo.fit` trains when it is not told."""
+
+    @abstractmethod
+    def init(self, model: Model, num_data: int, generator: Generator | None = None) -> S:
+        """The state before the first update, from the network's current weights.
+
+        Args:
+            model: Network, likelihood and prior.
+            num_data: Training examples in all.
+            generator: Where seeds come from; torch's own if None.
+        """
+
+    @abstractmethod
+    def update(self, state: S, batch: Batch) -> tuple[S, Info]:
+        """One step on one minibatch; the state may be changed in place."""
+
+    def finish(self, state: S, data: Iterable[Batch]) -> S:
+        """What needs a last pass over the data; most methods need none."""
+        return state
+
+    @abstractmethod
+    def posterior(self, state: S) -> Posterior:
+        """The posterior that the state stands for; the network is left at its mean."""
+
+    def summary(self, state: S, nll: float = math.nan) -> dict[str, Any]:
+        """Diagnostics logged once per epoch (KL, ELBO, temperature, norms of segments).
+
+        Args:
+            state: At the end of the epoch.
+            nll: The mean NLL over the epoch's batches.
+        """
+        return {}
+
+    def optimizer_of(self, state: S) -> Optimizer | None:
+        """The optimizer whose rates a schedule may change; None if there is none."""
+        return None
+
+    def pack(self, state: S) -> tuple[dict[str, Tensor], Json]:
+        """Everything a resumed run needs, as tensors and JSON: the state's stored fields."""
+        return packing.pack(state)
+
+    def unpack(self, state: S, tensors: Mapping[str, Tensor], meta: Json) -> S:
         """The inverse of ``pack``, into a state from ``init`` on the same model."""
-        ...
+        packing.unpack(state, tensors, meta)
+        self.restored(state)
+        return state
+
+    def restored(self, state: S) -> None:
+        """Make what is not stored follow from what was read back; often nothing does."""
 
     def config(self) -> Json:
         """JSON that names the method and its settings, for the run folder."""
-        ...
+        return {"type": type(self).__name__, **packing.settings_of(self)}
+
+
+class TemperedMethod(Method[S]):
+    """A method that weighs the prior, or the KL to it, by a temperature."""
+
+    temperature: Temperature
+
+    def at(self, temperature: Temperature) -> Self:
+        """The same method at another temperature."""
+        return replace(self, temperature=temperature)  # type: ignore[type-var]
+
+
+def temperature_of(temperature: Temperature, state: TrainedState) -> float:
+    """η at this point of training."""
+    return temperature_at(temperature, state.random.segments, state.num_data, state.clock.epoch)
 
 
 def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:

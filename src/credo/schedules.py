@@ -27,8 +27,8 @@ any function    of f
 
 A resumed run goes on exactly: what a plateau has seen is part of the checkpoint.
 
-References: Loshchilov and Hutter 2017 (cosine); Smith 2017 (cyclic); document 003 §5.3 (separate
-rates, training in turns, watching NLL and KL).
+References: Loshchilov & Hutter 2017 (cosine); Smith 2017 (cyclic); Book 2020, §5.3 (separate rates,
+training in turns, watching NLL and KL).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias, final
 
-from credo.checks import positive
+from credo.checks import Decay, Index, NotNegative, Positive, Share, checked, nearest
 from credo.errors import DataError
 from credo.types import Json
 
@@ -52,31 +52,27 @@ class ByEpoch(ABC):
         """What the rates are multiplied by when ``epoch`` of ``epochs`` are done."""
 
 
-def _between_0_and_1(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise DataError(f"{name}={value} must be 0 or more and less than 1")
-
-
+@final
+@checked
 @dataclass(frozen=True)
 class Plateau:
     """Multiply the rates by ``factor`` when ``watch`` has not fallen for more than ``patience``.
 
-    It has fallen if it is below the lowest so far by more than ``margin`` of that. ``lowest`` is
-    the least factor. What it has seen is a `PlateauMemory`; this only says what to do with it.
+    What it has seen is a `PlateauMemory`; this only says what to do with it.
+
+    Args:
+        watch: A number in the epochs' records.
+        patience: Epochs without a fall that are let pass.
+        factor: What the rates are multiplied by.
+        lowest: The least factor that comes of it.
+        margin: The share of the lowest value so far by which a fall has to be below it.
     """
 
     watch: str
-    patience: int
-    factor: float
-    lowest: float
-    margin: float = 1e-4
-
-    def __post_init__(self) -> None:
-        _between_0_and_1("factor", self.factor)
-        if self.patience < 0:
-            raise DataError(f"patience={self.patience} must be a number of epochs, 0 or more")
-        if not 0 <= self.lowest <= 1:
-            raise DataError(f"lowest={self.lowest} is a factor on the rate, from 0 to 1")
+    patience: Index
+    factor: Decay
+    lowest: Share
+    margin: NotNegative = 1e-4
 
     def after(self, memory: PlateauMemory, value: float) -> PlateauMemory:
         """The memory after an epoch whose record has this value."""
@@ -89,6 +85,7 @@ class Plateau:
         return PlateauMemory(best, 0, max(self.lowest, memory.factor * self.factor))
 
 
+@final
 @dataclass(frozen=True)
 class PlateauMemory:
     """The lowest value so far, the epochs since, and the factor that has come of it."""
@@ -99,7 +96,7 @@ class PlateauMemory:
 
 
 Schedule: TypeAlias = Callable[[float], float] | ByEpoch | Plateau
-ScheduleSpec: TypeAlias = str | Schedule | Mapping[str, "str | Schedule"]
+ScheduleSpec: TypeAlias = str | Schedule | Mapping[str, str | Schedule]
 
 
 def constant(fraction: float) -> float:
@@ -129,55 +126,81 @@ def linear(fraction: float) -> float:
     return 1 - fraction
 
 
-def warmup(epochs: float, then: str | Schedule = "constant", start: float = 0.0) -> ByEpoch:
+@checked
+def warmup(epochs: Positive, then: str | Schedule = "constant", start: Decay = 0.0) -> ByEpoch:
     """From ``start`` to 1 in a line over the first ``epochs``; ``then`` has the rest of the run.
+
+    Args:
+        epochs: How long the rates rise.
+        then: The schedule that follows.
+        start: The first factor.
 
     >>> rising = warmup(2, then="linear")
     >>> [rising.factor(epoch, 10) for epoch in (0, 1, 2, 6)]
     [0.0, 0.5, 1.0, 0.5]
     """
-    return _WarmUp(positive("epochs", epochs), then, start)
+    return _WarmUp(epochs, then, start)
 
 
+@checked
 def step(
-    every: float | None = None, at: Sequence[float] | None = None, factor: float = 0.1
+    every: Positive | None = None, at: Sequence[float] | None = None, factor: Positive = 0.1
 ) -> ByEpoch:
     """Times ``factor`` after ``every`` so many epochs, or when the epochs ``at`` are done.
+
+    Args:
+        every: Epochs between two changes.
+        at: The epochs after which to change, in place of ``every``.
+        factor: What the rates are multiplied by each time.
 
     >>> [round(step(at=(3, 5)).factor(epoch, 10), 4) for epoch in (2.9, 3, 7)]
     [1.0, 0.1, 0.01]
     """
     if (every is None) == (at is None):
         raise DataError("step takes either every=… or at=…, a number of epochs or a list of them")
-    return _Step(
-        None if every is None else positive("every", every), tuple(sorted(at or ())), factor
-    )
+    return _Step(every, tuple(sorted(at or ())), factor)
 
 
-def cyclic(period: float, low: float = 0.1) -> ByEpoch:
+@checked
+def cyclic(period: Positive, low: Decay = 0.1) -> ByEpoch:
     """A triangle: from ``low`` up to 1 and down again in ``period`` epochs, and so on.
+
+    Args:
+        period: Epochs from one low point to the next.
+        low: The least factor.
 
     >>> [round(cyclic(4).factor(epoch, 10), 2) for epoch in (0, 1, 2, 3, 4)]
     [0.1, 0.55, 1.0, 0.55, 0.1]
     """
-    return _Cyclic(positive("period", period), low)
+    return _Cyclic(period, low)
 
 
+@checked
 def plateau(
-    watch: str = "nll", patience: int = 1, factor: float = 0.1, lowest: float = 1e-3
+    watch: str = "nll", patience: Index = 1, factor: Decay = 0.1, lowest: Share = 1e-3
 ) -> Plateau:
     """Times ``factor`` once ``watch`` has not fallen for more than ``patience`` epochs.
 
-    ``watch`` is a number in the epochs' records: "nll" of the training data, "kl", "val_nll" with
-    ``val_data``. The factor never goes below ``lowest``.
+    Args:
+        watch: A number in the epochs' records: "nll" of the training data, "kl", "val_nll" with
+            ``val_data``.
+        patience: Epochs without a fall that are let pass.
+        factor: What the rates are multiplied by.
+        lowest: The least factor that comes of it.
     """
     return Plateau(watch, patience, factor, lowest)
 
 
+@checked
 def dual_plateau(
-    patience: int = 1, factor: float = 0.1, lowest: float = 1e-3
+    patience: Index = 1, factor: Decay = 0.1, lowest: Share = 1e-3
 ) -> dict[str, Plateau]:
-    """Means watch the NLL, which they are trained for, and scales the KL (document 003, fig. 5.11).
+    """Means watch the NLL, which they are trained for, and scales the KL (Book 2020, fig. 5.11).
+
+    Args:
+        patience: Epochs without a fall that are let pass.
+        factor: What the rates are multiplied by.
+        lowest: The least factor that comes of it.
 
     >>> dual_plateau()["scale"].watch
     'kl'
@@ -188,17 +211,22 @@ def dual_plateau(
     }
 
 
-def alternate(mean_epochs: float = 1, scale_epochs: float = 1) -> dict[str, ByEpoch]:
+@checked
+def alternate(mean_epochs: Positive = 1, scale_epochs: Positive = 1) -> dict[str, ByEpoch]:
     """Train the means for some epochs, the scales at rest, then the other way round, in turns.
+
+    Args:
+        mean_epochs: How long the means' turn is.
+        scale_epochs: How long the scales' turn is.
 
     >>> turns = alternate(mean_epochs=2, scale_epochs=1)
     >>> [turns["scale"].factor(epoch, 6) for epoch in range(6)]
     [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     """
-    means, scales = positive("mean_epochs", mean_epochs), positive("scale_epochs", scale_epochs)
+    period = mean_epochs + scale_epochs
     return {
-        "mean": _InTurns(means + scales, 0.0, means),
-        "scale": _InTurns(means + scales, means, means + scales),
+        "mean": _InTurns(period, 0.0, mean_epochs),
+        "scale": _InTurns(period, mean_epochs, period),
     }
 
 
@@ -217,9 +245,11 @@ def by_name(spec: str | Schedule) -> Schedule:
             return spec
     elif spec in BY_NAME:
         return BY_NAME[spec]
+    hint = nearest(spec, BY_NAME) if isinstance(spec, str) else ""
     raise DataError(
-        f"schedule={spec!r} is unknown; choose one of {sorted(BY_NAME)}, one of credo.schedules, "
-        "or give a function from the fraction of training done to a factor on the rate"
+        f"schedule={spec!r} is unknown.{hint} Choose one of {sorted(BY_NAME)}, one of "
+        "credo.schedules, or give a function from the fraction of training done to a factor on the "
+        "rate"
     )
 
 
@@ -245,18 +275,12 @@ def factor_at(schedule: Schedule, epoch: float, epochs: int, memory: PlateauMemo
     return schedule(epoch / epochs)
 
 
-def describe(spec: ScheduleSpec) -> Any:
-    """What the run folder records."""
-    if isinstance(spec, Mapping):
-        return {name: describe(one) for name, one in spec.items()}
-    return spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
-
-
 def numbers_in(record: Json) -> list[str]:
     """What a plateau can watch."""
     return sorted(name for name, value in record.items() if isinstance(value, int | float))
 
 
+@final
 @dataclass(frozen=True)
 class _WarmUp(ByEpoch):
     epochs: float
@@ -265,7 +289,6 @@ class _WarmUp(ByEpoch):
     _rest: Schedule = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _between_0_and_1("start", self.start)
         rest = by_name(self.then)
         if isinstance(rest, Plateau):
             raise DataError(
@@ -284,14 +307,12 @@ class _WarmUp(ByEpoch):
         return self._rest((epoch - self.epochs) / left if left > 0 else 1.0)
 
 
+@final
 @dataclass(frozen=True)
 class _Step(ByEpoch):
     every: float | None
     at: tuple[float, ...]
     by: float
-
-    def __post_init__(self) -> None:
-        positive("factor", self.by)
 
     def factor(self, epoch: float, epochs: int) -> float:
         if self.every is not None:
@@ -299,19 +320,18 @@ class _Step(ByEpoch):
         return float(self.by ** sum(epoch >= milestone for milestone in self.at))
 
 
+@final
 @dataclass(frozen=True)
 class _Cyclic(ByEpoch):
     period: float
     low: float
-
-    def __post_init__(self) -> None:
-        _between_0_and_1("low", self.low)
 
     def factor(self, epoch: float, epochs: int) -> float:
         place = math.fmod(epoch, self.period) / self.period
         return self.low + (1 - self.low) * (1 - abs(2 * place - 1))
 
 
+@final
 @dataclass(frozen=True)
 class _InTurns(ByEpoch):
     period: float

@@ -14,8 +14,8 @@ from credo import noise
 from credo.autodiff.seam import survey
 from credo.errors import UnsupportedError
 from credo.network import bind, select
+from credo.variational.estimators import GaussianStep
 from credo.variational.estimators.activation_noise import Flipout, LocalReparameterisation, signs
-from credo.variational.estimators.step import Step
 
 ESTIMATORS = [LocalReparameterisation, Flipout]
 
@@ -151,9 +151,9 @@ class Case:
     def energy(self) -> Tensor:
         return (self.net(self.x) - 0.3).square().mean()
 
-    def step(self, scale: float, samples: int = 1, key: tuple[int, ...] = (0,)) -> Step:
+    def step(self, scale: float, samples: int = 1, key: tuple[int, ...] = (0,)) -> GaussianStep:
         grads = torch.full((2, self.random.size), math.nan, dtype=torch.float64)
-        return Step(
+        return GaussianStep(
             self.flat, self.random, self.mean, torch.full_like(self.mean, scale), self.energy,
             kl_weight=1.0, samples=samples, key=key, grad_mean=grads[0], grad_scale=grads[1],
         )  # fmt: skip
@@ -341,7 +341,7 @@ def test_autocast_keeps_gradients_finite_and_close(name):
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 return (net(x).float() - 0.3).square().mean()
 
-        step = Step(
+        step = GaussianStep(
             flat, random, mean, torch.full_like(mean, 1e-6), energy,
             kl_weight=1.0, samples=1, key=(0,), grad_mean=grads[0], grad_scale=grads[1],
         )  # fmt: skip
@@ -362,7 +362,7 @@ def test_channels_last_is_kept_and_filled_completely():
         outputs.append(net(x))
         return outputs[-1].square().mean()
 
-    step = Step(
+    step = GaussianStep(
         flat, random, random.read(flat.vector), torch.full((186,), 0.1), energy,
         kl_weight=1.0, samples=1, key=(0,), grad_mean=grads[0], grad_scale=grads[1],
     )  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from methods import METHODS, WARNINGS
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from zoo import ZOO, specimen
@@ -20,40 +21,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:activation noise reaches:UserWarning"),
     pytest.mark.filterwarnings("ignore:per-example gradients of these:UserWarning"),
     pytest.mark.filterwarnings("ignore:Jacobians of these:UserWarning"),
-    pytest.mark.filterwarnings("ignore:the network does not look trained:UserWarning"),
-    pytest.mark.filterwarnings("ignore:the chains disagree:UserWarning"),
+    *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
 ]
 
-METHODS = {
-    "MAP": lambda: credo.MAP(),
-    "MLE": lambda: credo.MLE(),
-    "VI": lambda: credo.VI(lr=0.01),
-    "VI local": lambda: credo.VI(lr=0.01, noise="local"),
-    "VI flipout": lambda: credo.VI(lr=0.01, noise="flipout"),
-    "IVON": lambda: credo.IVON(lr=0.01),
-    "VOGN": lambda: credo.VOGN(),
-    "Vadam": lambda: credo.Vadam(),
-    "VariationalLaplace": lambda: credo.VariationalLaplace(lr=0.01),
-    "Laplace kron": lambda: credo.Laplace(),
-    "Laplace diag": lambda: credo.Laplace(structure="diag", curvature="fisher"),
-    "Laplace last layer": lambda: credo.Laplace(structure="full", subset="last_layer"),
-    "HMC": lambda: credo.HMC(leapfrog=2, warmup=1, chains=2),
-    "SGLD": lambda: credo.SGLD(warmup=1, thin=1, chains=2),
-    "Laplace low rank": lambda: credo.Laplace(structure="low_rank", rank=5),
-}
+EVERYWHERE = {name: row for name, row in METHODS.items() if row.on_every_network}
 LIKELIHOOD = credo.likelihoods.Categorical()
 
 
 def trained(name: str, method: str = "VI", **more) -> tuple[Posterior, torch.Tensor, torch.Tensor]:
     net, x, y = specimen(name, n=16)
-    if method == "VariationalLaplace":
-        net = credo.smooth(net)
-    model = credo.Model(net, LIKELIHOOD, **more)
-    return credo.fit(model, METHODS[method](), (x, y), epochs=2, progress=False), x, y
+    row = METHODS[method]
+    model = credo.Model(credo.smooth(net) if row.smooth else net, LIKELIHOOD, **more)
+    return credo.fit(model, row.make(), (x, y), epochs=2, progress=False), x, y
 
 
 @pytest.mark.parametrize("network", ZOO)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERYWHERE)
 def test_every_method_on_every_network(network, method, tmp_path) -> None:
     posterior, x, y = trained(network, method)
     net = posterior.model.net
@@ -67,7 +50,7 @@ def test_every_method_on_every_network(network, method, tmp_path) -> None:
     path = tmp_path / "p.safetensors"
     posterior.save(path)
     other, _, _ = specimen(network, seed=9)
-    again = credo.load(path, credo.smooth(other) if method == "VariationalLaplace" else other)
+    again = credo.load(path, credo.smooth(other) if METHODS[method].smooth else other)
     torch.testing.assert_close(again.predict(x, samples=4).probs, pred.probs, rtol=0, atol=0)
 
 

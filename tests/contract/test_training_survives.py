@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from methods import METHODS, WARNINGS
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,39 +24,8 @@ from credo.errors import (
     UnsupportedError,
 )
 from credo.train import loop
-from credo.variational import GradientPenalty
 
-# A handful of steps is no sampling, and the samplers say so.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:the chains disagree:UserWarning"),
-    pytest.mark.filterwarnings("ignore:all of training was warm-up:UserWarning"),
-]
-
-METHODS = {
-    "MAP": lambda: credo.MAP(lr=0.01),
-    "VI": lambda: credo.VI(lr=0.01),
-    "VI, local": lambda: credo.VI(lr=0.01, noise="local"),
-    "VI, flipout": lambda: credo.VI(lr=0.01, noise="flipout"),
-    "VI, two samples": lambda: credo.VI(lr=0.01, samples=2, kl_weights=0.5, warmup=1.0),
-    "VI, sgd": lambda: credo.VI(lr=0.01, optimizer="sgd"),
-    "VI, score": lambda: credo.VI(lr=0.01, estimator="score", samples=4),
-    "IVON": lambda: credo.IVON(),
-    "IVON, two samples": lambda: credo.IVON(samples=2),
-    "VOGN": lambda: credo.VOGN(),
-    "Vadam": lambda: credo.Vadam(),
-    "Laplace": lambda: credo.Laplace(train=credo.MAP(lr=0.01)),
-    "VariationalLaplace": lambda: credo.VariationalLaplace(lr=0.01),
-    "VariationalLaplace, fixed point": lambda: credo.VariationalLaplace(
-        lr=0.01, scales="fixed_point", route="exact"
-    ),
-    "GradientPenalty": lambda: GradientPenalty(lr=0.01),
-    "HMC": lambda: credo.HMC(leapfrog=2, warmup=1, chains=2),
-    "SGLD": lambda: credo.SGLD(lr=0.02, warmup=1, thin=2, keep=5, chains=2),
-    "Laplace, online": lambda: credo.Laplace(
-        structure="diag", train=credo.MAP(lr=0.01), evidence_every=2
-    ),
-}
-"""Every method goes through the same table: add yours."""
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -98,8 +68,8 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", [1, 9, 14])
 def test_resume_is_bit_exact_from_any_step(name, at, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
-    method = METHODS[name]()
-    schedule = "constant" if getattr(method, "needs_all_data", False) else "cosine"
+    method = METHODS[name].make()
+    schedule = "constant" if method.needs_all_data else "cosine"
     whole = fit(method, tmp_path / "whole", schedule=schedule)
     update = type(method).update
     monkeypatch.setattr(type(method), "update", _dies_after(update, _steps(method, at)))
@@ -120,7 +90,7 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     x, y = data()
     options = {"keep": "best", "val_data": (x, 2 - y)}
-    method = METHODS[name]()
+    method = METHODS[name].make()
     network = net()
     best = fit(method, network=network, **options)
     scores = [record["val_nll"] for record in best.history]
@@ -141,7 +111,7 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
 
 def _steps(method, minibatches: int) -> int:
     """After how many updates: a method that takes all data has one for seven minibatches."""
-    return -(-minibatches // 7) if getattr(method, "needs_all_data", False) else minibatches
+    return -(-minibatches // 7) if method.needs_all_data else minibatches
 
 
 def _dies_after(update, steps: int):
@@ -161,7 +131,7 @@ def test_methods_keep_dtype_and_leave_the_net_at_the_mean(name) -> None:
         network = net().to(dtype)
         network.train()
         x, y = data()
-        posterior = fit(METHODS[name](), network=network, train=(x.to(dtype), y), epochs=1)
+        posterior = fit(METHODS[name].make(), network=network, train=(x.to(dtype), y), epochs=1)
         assert posterior.mean.dtype == dtype
         assert posterior.predict(x.to(dtype), samples=3).probs.dtype == dtype
         flat = credo.network.bind(network)
@@ -172,10 +142,9 @@ def test_methods_keep_dtype_and_leave_the_net_at_the_mean(name) -> None:
 
 SCRIPT = """
 import sys, torch
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {support!r}]
 torch.set_num_threads(1)
 import test_training_survives as t
-from credo.variational import GradientPenalty
 from credo.train import loop
 import credo
 loop.SECONDS_BETWEEN_CHECKPOINTS = 0.02
@@ -186,8 +155,8 @@ t.fit(credo.VI(lr=0.01), sys.argv[1], epochs=80).save(sys.argv[1] + "/posterior.
 @pytest.mark.slow
 def test_kill_minus_nine_at_any_moment(tmp_path) -> None:
     """A real process, killed several times, ends with the very weights of one that was not."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    script, here = tmp_path / "train.py", Path(__file__).parent
+    script.write_text(SCRIPT.format(tests=str(here), support=str(here.parent / "support")))
 
     def start(folder: str) -> subprocess.Popen:
         return subprocess.Popen([sys.executable, str(script), str(tmp_path / folder)])
@@ -256,6 +225,27 @@ def test_another_configuration_is_refused_in_words(tmp_path) -> None:
     with pytest.raises(CheckpointError, match=r"method\.lr was 0\.003 and is now 0\.002"):
         fit(credo.VI(lr=0.002), tmp_path / "run")
     fit(credo.VI(lr=0.002), tmp_path / "run", epochs=1, resume=False)
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path) -> None:
+    """As those before version 2, which had no number."""
+    fit(credo.VI(), tmp_path / "run", epochs=1)
+    config = tmp_path / "run" / "config.json"
+    settings = json.loads(config.read_text())
+    assert settings.pop("checkpoint_version") == 2
+    config.write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"version 1, written by Credo .* resume=False"):
+        fit(credo.VI(), tmp_path / "run")
+    config.write_text(json.dumps({"checkpoint_version": 3, **settings}))
+    with pytest.raises(CheckpointError, match="version 3"):
+        fit(credo.VI(), tmp_path / "run")
+    fit(credo.VI(), tmp_path / "run", epochs=1, resume=False)
+
+
+def test_what_updates_report_is_averaged_into_the_record() -> None:
+    record = fit(credo.VariationalLaplace(lr=0.01), epochs=1).history[0]
+    assert record["penalty"] > 0
+    assert record["nll"] == pytest.approx(record["nll_at_mean"] + record["penalty"])
 
 
 def test_a_nonfinite_loss_stops_and_keeps_the_last_good_state(tmp_path) -> None:

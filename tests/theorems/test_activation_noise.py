@@ -13,12 +13,12 @@ from torch.func import functional_call, grad, jacrev, vmap
 from credo import noise
 from credo.autodiff.seam import Seam
 from credo.network import bind, select
+from credo.variational.estimators import GaussianStep
 from credo.variational.estimators.activation_noise import (
     ActivationNoise,
     Flipout,
     LocalReparameterisation,
 )
-from credo.variational.estimators.step import Step
 
 ESTIMATORS = [LocalReparameterisation, Flipout]
 STANDARD_ERRORS = 5.0
@@ -44,7 +44,7 @@ class Experiment:
         grads = torch.empty(count, 2, self.random.size, dtype=torch.float64)
         for i, (grad_mean, grad_scale) in enumerate(grads):
             estimator.gradients(
-                Step(
+                GaussianStep(
                     self.flat, self.random, self.mean, self.scale, energy, kl_weight=1.0,
                     samples=samples, key=(i,), grad_mean=grad_mean, grad_scale=grad_scale,
                 )

@@ -11,8 +11,8 @@ from credo.families import DiagGaussian, links
 from credo.kl import kl
 from credo.noise import source
 from credo.rule.quadrature import expectation
-from credo.variational.cross_entropy import chain_to_rho_, cross_entropy
-from credo.variational.estimators import Step
+from credo.variational.elbo import chain_to_rho_, prior_term
+from credo.variational.estimators import GaussianStep
 
 N_DRAWS = 2000
 
@@ -65,19 +65,19 @@ def draws_of(estimator: str, mean, rho, n: int = N_DRAWS, **settings):
     for key in range(n):
         torch.exp(state.rho, out=state.scale)
         weight = 1 / NUM_DATA
-        step = Step(
+        step = GaussianStep(
             state.flat, state.random, state.mean, state.scale,
             lambda: model.mean_nll((X, Y)), weight, method.samples, (key,),
-            state.grad_mean, state.grad_rho,
+            state.grad_mean, state.grad_scale,
         )  # fmt: skip
         state.estimator.gradients(step)
-        if state.cross_entropy is not None:
-            state.cross_entropy.add_gradients_(
-                state.mean, state.scale, weight, state.grad_mean, state.grad_rho
+        if state.prior_term is not None:
+            state.prior_term.add_gradients_(
+                state.mean, state.scale, weight, state.grad_mean, state.grad_scale
             )
         entropy = 0.0 if state.estimator.integrates_kl else weight
-        chain_to_rho_(state.grad_rho, state.scale, links.EXP, entropy)
-        found.append(torch.stack([state.grad_mean, state.grad_rho]))
+        chain_to_rho_(state.grad_scale, state.scale, links.EXP, entropy)
+        found.append(torch.stack([state.grad_mean, state.grad_scale]))
     return torch.stack(found)
 
 
@@ -151,7 +151,7 @@ def test_closed_form_kl_gradients_equal_autodiff(link: str, prior) -> None:
     expected = torch.autograd.grad(0.3 * kl(q, p), leaves)
     scale = links.by_name(link).forward(rho)
     grad_mean, grad_rho = torch.zeros_like(mean), torch.zeros_like(rho)
-    cross_entropy(p).add_gradients_(mean, scale, 0.3, grad_mean, grad_rho)
+    prior_term(p).add_gradients_(mean, scale, 0.3, grad_mean, grad_rho)
     chain_to_rho_(grad_rho, scale, links.by_name(link), 0.3)
     torch.testing.assert_close(grad_mean, expected[0], rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(grad_rho, expected[1], rtol=1e-12, atol=1e-14)
@@ -176,7 +176,7 @@ def test_one_step_equals_autodiff_through_the_sampling() -> None:
     expected = torch.autograd.grad(loss, leaves)
     state, info = method.update(state, (x, y))
     torch.testing.assert_close(before - state.mean, expected[0], rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(state.grad_rho, expected[1], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(state.grad_scale, expected[1], rtol=1e-10, atol=1e-13)
     assert info.nll == pytest.approx(nn.functional.cross_entropy(outputs, y).item(), rel=1e-12)
 
 
@@ -202,13 +202,13 @@ def test_priors_without_closed_form_train_by_sampling(narrow: float) -> None:
     assert state.estimator.integrates_kl
     found = []
     for key in range(N_DRAWS):
-        step = Step(
+        step = GaussianStep(
             state.flat, state.random, mean, rho.exp(), lambda: (0 * model.net.w).sum(), 1.0, 1,
-            (key,), state.grad_mean, state.grad_rho,
+            (key,), state.grad_mean, state.grad_scale,
         )  # fmt: skip
         state.estimator.gradients(step)
-        chain_to_rho_(state.grad_rho, rho.exp(), links.EXP, 0.0)
-        found.append(torch.stack([state.grad_mean, state.grad_rho]))
+        chain_to_rho_(state.grad_scale, rho.exp(), links.EXP, 0.0)
+        found.append(torch.stack([state.grad_mean, state.grad_scale]))
     stacked = torch.stack(found)
     error = stacked.std(0) / math.sqrt(len(stacked))
     assert ((stacked.mean(0) - torch.stack(expected)).abs() <= 5 * error).all()

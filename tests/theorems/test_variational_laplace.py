@@ -16,15 +16,13 @@ from credo.autodiff.twice_differentiable import twice_differentiable
 from credo.likelihoods import Bernoulli, Categorical, FromLoss, Gaussian
 from credo.model import Model
 from credo.priors import Normal as NormalPrior
-from credo.variational.full_variational_laplace import FullVariationalLaplace
-from credo.variational.gradient_penalty import GradientPenalty
-from credo.variational.squared_gradient import SquaredGradient
+from credo.variational.expansion import SquaredGradientPenalty
 from credo.variational.variational_laplace import VariationalLaplace
 
 NOISE, PRIOR, EXAMPLES, FEATURES = 0.5, 0.8, 6, 3
 
 
-class Given(SquaredGradient):
+class Given(SquaredGradientPenalty):
     """The penalty on labels that a test chose, in the place of drawn ones."""
 
     def __init__(self, targets, route="exact") -> None:
@@ -430,58 +428,3 @@ def test_cheap_second_derivatives_are_torchs(layer: nn.Module, shape: tuple[int,
         results.append([*first, *torch.autograd.grad(second, leaves)])
     for found, expected in zip(*reversed(results), strict=True):
         torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("route", ["exact", "difference"])
-def test_the_uniform_penalty_is_the_squared_gradient(route: str) -> None:
-    x, y = linear_problem()
-    net = small_net(outputs=1)
-    model = Model(net, Gaussian(0.7))
-    method = GradientPenalty(weight=0.2, temperature=0.0, route=route)
-    state = method.init(model, EXAMPLES)
-    before = [p.detach().clone().requires_grad_() for p in state.flat.parameters]
-    names = dict(zip([s.name for s in state.flat.segments], before, strict=True))
-    nll = Gaussian(0.7).mean_nll(torch.func.functional_call(net, names, (x,)), y)
-    gradients = torch.autograd.grad(nll, before, create_graph=True)
-    penalty = 0.2 * sum(g.square().sum() for g in gradients)
-    expected = torch.autograd.grad(nll + penalty, before)
-    _, info = method.update(state, (x, y))
-    assert info.extra["penalty"] == pytest.approx(penalty.item(), rel=1e-12)
-    gradient = torch.cat([g.reshape(-1) for g in expected])
-    assert (state.gradient - gradient).norm() < 1e-6 * gradient.norm()
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_the_original_finds_the_posterior_of_linear_models(temperature: float) -> None:
-    """There ln|S| is constant: the tempered posterior itself. Adam leaves 1e-4 or so."""
-    x, y = linear_problem()
-    model = Model(nn.Linear(FEATURES, 1, bias=False).double(), Gaussian(NOISE), NormalPrior(PRIOR))
-    method = FullVariationalLaplace(temperature=temperature, lr=0.05)
-    q = credo.fit(model, method, (x, y), epochs=250, progress=False).q
-    precision = x.T @ x / NOISE**2 / temperature + torch.eye(FEATURES).double() / PRIOR**2
-    mean = torch.linalg.solve(precision, x.T @ y[:, 0] / NOISE**2 / temperature)
-    torch.testing.assert_close(q.precision, precision)
-    torch.testing.assert_close(q.mean, mean, rtol=0, atol=1e-3)
-
-
-def test_the_originals_gradient_is_that_of_its_objective() -> None:
-    """Against torch.func's derivatives of the same formula."""
-    x, y = linear_problem()
-    net = nn.Sequential(nn.Linear(FEATURES, 2), nn.Tanh(), nn.Linear(2, 1)).double()
-    model = Model(net, Gaussian(2.0), NormalPrior(0.5))
-    method = FullVariationalLaplace(temperature=0.7)
-    state = method.init(model, EXAMPLES)
-    mean = state.flat.vector.clone()
-    segments = {s.name: s for s in state.flat.segments}
-
-    def nll(w: Tensor) -> Tensor:
-        weights = {name: w[s.slice].view(s.shape) for name, s in segments.items()}
-        return Gaussian(2.0).mean_nll(torch.func.functional_call(net, weights, (x,)), y)
-
-    def objective(w: Tensor) -> Tensor:
-        precision = EXAMPLES * hessian_of(nll)(w) / 0.7 + torch.eye(len(w)).double() / 0.5**2
-        pull = 0.5 * w.square().sum() / 0.5**2
-        return nll(w) + 0.7 / EXAMPLES * (pull + 0.5 * torch.logdet(precision))
-
-    method.update(state, (x, y))
-    torch.testing.assert_close(state.gradient, torch.func.grad(objective)(mean))

@@ -11,7 +11,8 @@ from torch import nn
 import credo
 from credo import schedules
 from credo.errors import CheckpointError, DataError, UnsupportedError
-from credo.optim.by_name import pack, unpack
+from credo.packing import pack_optimizer as pack
+from credo.packing import unpack_optimizer as unpack
 from credo.schedules import PlateauMemory
 from credo.train.rates import START, Rates
 
@@ -257,7 +258,7 @@ def test_a_plateau_watches_only_what_is_recorded() -> None:
         (lambda: schedules.step(every=1, at=(2,)), "either every"),
         (lambda: schedules.cyclic(0), "period"),
         (lambda: schedules.warmup(2, then="plateau"), "can't be followed"),
-        (lambda: schedules.plateau(factor=1.0), "factor=1.0"),
+        (lambda: schedules.plateau(factor=1.0), "factor must be"),
         (lambda: schedules.plateau(patience=-1), "patience"),
         (lambda: schedules.alternate(mean_epochs=0), "mean_epochs"),
     ],
@@ -276,7 +277,7 @@ def test_scales_rate_by_ratio_or_by_itself_but_not_both() -> None:
         assert rates == {"mean": 0.02, "scale": pytest.approx(0.002)}
         with pytest.raises(DataError, match="give one of them"):
             method(scale_lr=0.1, scale_ratio=0.1)
-        with pytest.raises(DataError, match="scale_ratio=-1"):
+        with pytest.raises(DataError, match="scale_ratio must be"):
             method(scale_ratio=-1)
 
 

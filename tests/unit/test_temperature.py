@@ -119,14 +119,14 @@ def test_kl_weights_reach_the_update() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"estimator": "magic"}, DataError, "choose from"),
-        ({"noise": "pink"}, DataError, "choose from"),
+        ({"estimator": "magic"}, DataError, "estimator must be one of"),
+        ({"noise": "pink"}, DataError, "noise must be one of"),
         ({"noise": "local", "estimator": "path"}, UnsupportedError, "never draws the weights"),
-        ({"samples": 0}, DataError, "must be a positive"),
+        ({"samples": 0}, DataError, "samples must be"),
         ({"lr": -1.0}, DataError, "must be a positive"),
-        ({"link": "cube"}, UnsupportedError, "no link"),
-        ({"warmup": -1.0}, DataError, "number of epochs"),
-        ({"scale_lr": -0.1}, DataError, "scales fixed"),
+        ({"link": "cube"}, DataError, "link must be one of"),
+        ({"warmup": -1.0}, DataError, "warmup must be 0 or"),
+        ({"scale_lr": -0.1}, DataError, "scale_lr must be 0 or"),
     ],
 )
 def test_nonsense_settings_are_refused(settings, error, message) -> None:
@@ -175,7 +175,7 @@ def test_a_callable_gets_groups_named_mean_and_scale() -> None:
      credo.Laplace, credo.HMC, credo.SGLD],
 )  # fmt: skip
 def test_every_method_refuses_a_negative_temperature_where_it_is_given(method) -> None:
-    with pytest.raises(DataError, match="temperature is -1"):
+    with pytest.raises(DataError, match=r"temperature must be .* -1\.0"):
         method(temperature=-1.0)
 
 

@@ -68,7 +68,7 @@ _START, _CHOICE, _WEIGHTS, _TRAINING = range(4)
 @checked
 def learn(
     model: Model | Callable[[], Model],
-    method: Method,
+    method: Method[Any],
     pool_inputs: Inputs | Any,
     oracle: Oracle,
     acquisition: AcquisitionSpec = "bald",

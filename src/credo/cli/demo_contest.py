@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from credo.version import __version__
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CONTESTANTS: dict[str, Callable[[], Method]] = {
+CONTESTANTS: dict[str, Callable[[], Method[Any]]] = {
     "MAP": lambda: MAP(),
     "VI, η = 1": lambda: VI(temperature=1.0),
     "VI, balanced": lambda: VI(),
@@ -146,7 +146,7 @@ def network() -> nn.Sequential:
 
 
 def contest(
-    name: str, method: Method, digits: ImageSetWithOod, seed: int, epochs: int, bar: _DemoBar
+    name: str, method: Method[Any], digits: ImageSetWithOod, seed: int, epochs: int, bar: _DemoBar
 ) -> Result:
     """Train one contestant and score it."""
     bar.label(name)

@@ -38,7 +38,7 @@ References: IVON, Shen et al., 2024 (arXiv:2402.17641); the recursion, Nguyen et
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Generator, nn
@@ -55,7 +55,7 @@ from credo.method import Method
 from credo.model import Model
 from credo.optim.groups import Group
 from credo.types import Json, Vector
-from credo.variational.natural import IVON, NaturalState
+from credo.variational.natural import NaturalMethod, NaturalState
 
 
 class AnchoredIVON(optim.IVON):
@@ -93,16 +93,26 @@ class AnchoredIVON(optim.IVON):
         mean.addcdiv_(more, self._denominator(group, where, delta), value=-rate * delta)
 
 
+@final
+@checked
 @dataclass(frozen=True)
-class SequentialIVON(IVON):
-    """`credo.IVON` that takes any Gaussian prior with independent weights."""
+class SequentialIVON(NaturalMethod):
+    """`credo.IVON` that takes any Gaussian prior with independent weights.
 
+    Args:
+        lr: IVON's step size.
+        betas: Shares that the averages of gradient and curvature keep.
+        hess_init: Curvature of an example at the start.
+        samples: Draws of the weights in each step.
+        temperature: Weight of the KL.
+        draws: The noise source.
+        start: A Gaussian whose mean to begin at, in place of the network's weights.
+    """
+
+    lr: Positive = 0.1
+    betas: tuple[Decay, Decay] = (0.9, 0.99999)
+    hess_init: Positive = 1.0
     start: DiagGaussian | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip_radius is not None:
-            raise UnsupportedError("a prior around other weights can't be had with clip_radius")
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> NaturalState:
         """q centred on ``start``, or on the network's current weights."""
@@ -121,35 +131,15 @@ class SequentialIVON(IVON):
         groups: list[Group] = [{"params": named, "prior_precision": 1.0}]
         if points:
             groups.append({"params": points, "deterministic": True})
-        shared = {
-            "lr": self.lr,
-            "num_data": num_data,
-            "betas": self.betas,
-            "hess_init": self.hess_init,
-            "draws": self.draws,
-            "seed": int(torch.randint(2**62, (), generator=generator)),
-        }
-        optimizer = self._optimizer(groups, model.net, shared)
-        optimizer.anchor(prior)
-        noise = model.noise_parameters()
-        return NaturalState(
-            model=model,
-            flat=flat,
-            random=model.random,
-            prior=prior,
-            num_data=num_data,
-            optimizer=optimizer,
-            noise_optimizer=torch.optim.Adam(noise) if noise else None,
-        )
+        state = self._start(model, num_data, prior, groups, generator)
+        assert isinstance(state.optimizer, AnchoredIVON)
+        state.optimizer.anchor(prior)
+        return state
 
-    def _optimizer(self, groups: list[Group], net: nn.Module, shared: dict[str, Any]) -> Any:
+    def _optimizer(
+        self, groups: list[Group], net: nn.Module, shared: dict[str, Any]
+    ) -> AnchoredIVON:
         return AnchoredIVON(groups, **shared)
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        names = ("lr", "hess_init", "samples", "temperature", "draws")
-        settings = {name: getattr(self, name) for name in names}
-        return {"type": type(self).__name__, **settings, "betas": list(self.betas)}
 
 
 @checked
@@ -208,10 +198,10 @@ class NaturalVCL(VCL):
         own = {"start_lr": self.start_lr, "hess_init": self.hess_init, "betas": list(self.betas)}
         return {**super().config(), **own}
 
-    def _likelihood_method(self) -> Method:
+    def _likelihood_method(self) -> Method[Any]:
         return MLE(lr=self.start_lr)
 
-    def _method(self, start: DiagGaussian) -> Method:
+    def _method(self, start: DiagGaussian) -> Method[Any]:
         return SequentialIVON(
             lr=self.training.lr,
             betas=self.betas,

@@ -20,16 +20,17 @@ so. Without R it takes MAP's steps, bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
 
 from credo.checks import Positive, checked
-from credo.map import MAP, MAPState
-from credo.method import Info, refuse_nonfinite
+from credo.map import MAPState, PointMethod
+from credo.method import Info
 from credo.model import Model
 from credo.storage import under
 from credo.temperature import Temperature
@@ -99,17 +100,16 @@ class Regulariser:
         return {"type": type(self).__name__}
 
 
+@final
 @checked
 @dataclass(frozen=True)
-class RegularisedMAP(MAP):
+class RegularisedMAP(PointMethod):
     """`MAP` with a regulariser; by default without a prior.
 
     Args:
         temperature: Weight of the prior.
         optimizer: Its name, or a function that makes one.
         lr: The optimizer's rate.
-        default_epochs: How long `credo.fit` trains when it is not told.
-        penalty: In the prior's place; see `credo.MAP`.
         regulariser: R.
         clip: The largest norm that a gradient may have, prior aside; None leaves all as they are.
     """
@@ -137,35 +137,36 @@ class RegularisedMAP(MAP):
             state: Of the training.
             batch: Inputs and targets.
         """
-        state.clock.begin(state.num_data, len(batch[1]))
+        state, info = super().update(state, batch)
+        with torch.no_grad():
+            self.regulariser.stepped(state)
+        return state, info
+
+    def _gradient(self, state: MAPState, batch: Batch) -> float:
         nll = state.model.mean_nll(batch)
         weight = self.regulariser.loss_weight
         loss = nll if weight == 1.0 else weight * nll
         term = self.regulariser.term(state)
         if term is not None:
             loss = loss + term
-        refuse_nonfinite(loss.item(), state.flat, state.clock)
-        loss.backward()
-        state.flat.gradient(state.everything, out=state.gradient)
+        self._backward(state, loss)
         with torch.no_grad():
             self.regulariser.add_gradient(state)
             if self.clip is not None:
                 state.gradient.mul_((self.clip / state.gradient.norm()).clamp(max=1.0))
-        self._descend(state)
-        with torch.no_grad():
-            self.regulariser.stepped(state)
-        return state, Info(nll.item(), {})
+        return nll.item()
 
-    def summary(self, state: MAPState) -> dict[str, Any]:
+    def summary(self, state: MAPState, nll: float = math.nan) -> dict[str, Any]:
         """MAP's, and R.
 
         Args:
             state: Of the training.
+            nll: The epoch's mean NLL.
         """
-        return {**super().summary(state), "regulariser": self.regulariser.value(state)}
+        return {**super().summary(state, nll), "regulariser": self.regulariser.value(state)}
 
     def pack(self, state: MAPState) -> tuple[dict[str, Tensor], Json]:
-        """MAP's, and what the regulariser has gathered.
+        """MAP's, and what the regulariser has gathered: it is a setting that learns.
 
         Args:
             state: Of the training.
@@ -187,12 +188,3 @@ class RegularisedMAP(MAP):
         state = super().unpack(state, tensors, meta)
         self.regulariser.unpack(under("regulariser.", tensors), meta["regulariser"])
         return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        return {
-            **super().config(),
-            "type": "RegularisedMAP",
-            "regulariser": self.regulariser.config(),
-            "clip": self.clip,
-        }

@@ -47,12 +47,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from credo.checks import Count, Finite, Index, Positive, checked
 from credo.continual.coreset import Choice, choose, divided
@@ -60,7 +59,7 @@ from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, Training
 from credo.continual.tasks import Task
 from credo.errors import UnsupportedError
-from credo.families import DiagGaussian, links
+from credo.families import DiagGaussian
 from credo.map import MLE
 from credo.method import Method
 from credo.model import Model
@@ -72,38 +71,7 @@ from credo.posterior.predictive import Predictive
 from credo.train import fit
 from credo.train.progress import Reporter
 from credo.types import Batch, Json
-from credo.variational.scale_convergence import ScalePath
-from credo.variational.vi import VI, VIState
-
-
-@dataclass(frozen=True)
-class SequentialVI(VI):
-    """`VI` that begins at a given q, not at the network's weights with a share of the prior's.
-
-    Args:
-        start: Where q begins; None is where `VI` begins.
-    """
-
-    start: DiagGaussian | None = field(default=None, repr=False, compare=False)
-
-    def init(self, model: Model, num_data: int, generator: Generator | None = None) -> VIState:
-        """At ``start``."""
-        state = super().init(model, num_data, generator)
-        if self.start is None:
-            return state
-        q = self.start.on(model.random.segments, state.mean)
-        with torch.no_grad():
-            state.mean.copy_(q.mean)
-            state.rho.copy_(links.by_name(self.link).inverse(q.scale))
-            state.scale.copy_(q.scale)
-        state.path = ScalePath.starting_at(state.scale, torch.as_tensor(state.prior.scale))
-        state.initial_kl = sum(self._kl(state).values())
-        return state
-
-    def finish(self, state: VIState, data: Any) -> VIState:
-        """Leave the network at the mean. A q that stays near its prior is what is wanted here."""
-        self._write_mean(state)
-        return state
+from credo.variational.vi import VI
 
 
 @checked
@@ -242,11 +210,11 @@ class VCL(Learner):
         with _left_as_it_was(self.model):
             return self._infer(q, q, joined(self._coresets), set(self.heads), None, False)
 
-    def _likelihood_method(self) -> Method:
+    def _likelihood_method(self) -> Method[Any]:
         return MLE(lr=self.training.lr, optimizer=self.training.optimizer)
 
-    def _method(self, start: DiagGaussian) -> Method:
-        return SequentialVI(
+    def _method(self, start: DiagGaussian) -> Method[Any]:
+        return VI(
             samples=self.samples,
             noise=self.noise,
             estimator=self.estimator,
@@ -260,7 +228,7 @@ class VCL(Learner):
     def _fit(
         self,
         model: Model,
-        method: Method,
+        method: Method[Any],
         data: Batch,
         folder: Path | None,
         progress: bool | Reporter,

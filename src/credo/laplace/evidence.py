@@ -245,6 +245,28 @@ def is_learned(model: Model) -> bool:
     return isinstance(likelihood, GaussianLikelihood) and likelihood.log_scale is not None
 
 
+def noise_scale(model: Model) -> float | None:
+    """That of a Gaussian likelihood; None for others."""
+    likelihood = model.likelihood
+    return likelihood.scale if isinstance(likelihood, GaussianLikelihood) else None
+
+
+def set_noise_scale(model: Model, scale: float) -> None:
+    """Give a Gaussian likelihood with learned noise this scale; others are left as they are."""
+    likelihood = model.likelihood
+    if isinstance(likelihood, GaussianLikelihood) and likelihood.log_scale is not None:
+        with torch.no_grad():
+            likelihood.log_scale.fill_(math.log(scale))
+
+
+def with_fixed_noise(model: Model) -> Model:
+    """The model with learned noise held at its present scale."""
+    if not is_learned(model):
+        return model
+    fixed = GaussianLikelihood(noise_scale(model) or 1.0)
+    return model.replace(likelihood=fixed)
+
+
 def noise_of(model: Model, log_likelihood: float, count: float, power: int) -> Noise | None:
     """The sum of squared errors, read off the log-likelihood; None unless that is Gaussian."""
     likelihood = model.likelihood

@@ -40,15 +40,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
-from credo import likelihoods, priors
-from credo.checks import positive
+from credo import priors
+from credo.checks import Count, Positive, checked, positive
 from credo.errors import DataError, UnsupportedError
 from credo.families import Gaussian
 from credo.laplace.checks import refuse_beyond, warn_if_untrained
@@ -59,29 +59,34 @@ from credo.laplace.evidence import (
     Sharing,
     is_learned,
     noise_of,
+    noise_scale,
     prior_with,
+    set_noise_scale,
+    with_fixed_noise,
     with_hyperparameters,
 )
 from credo.laplace.low_rank import LowRankCurvature
 from credo.laplace.structures import DataCurvature, DiagonalCurvature, FullCurvature, KronCurvature
 from credo.map import MAP, MAPState
-from credo.method import Clock, Info
+from credo.method import Clock, Info, State, TemperedMethod
 from credo.model import Model
 from credo.network import Selector
 from credo.noise import key_to_seed
+from credo.packing import STORED
 from credo.posterior.posterior import Posterior
 from credo.priors import Normal
 from credo.priors.normal import gaussian_around_zero, precision_of_segments
 from credo.storage import under
-from credo.temperature import Temperature, check_temperature, temperature_at, temperature_config
+from credo.temperature import Temperature, temperature_at
 from credo.types import Batch, Json, Prior
 
 Structure = Literal["diag", "kron", "full", "low_rank"]
 
 
+@final
 @dataclass
-class LaplaceState:
-    """The weights live in the network; ``training`` is that of `MAP`.
+class LaplaceState(State):
+    """The weights live in the network; ``training`` is that of `MAP`, whose clock this one shares.
 
     ``model`` has the prior in force, which the evidence may change; ``gathered`` is the curvature
     of the epoch in progress where training asks for it; ``evidence`` and ``q`` are what `finish`
@@ -89,34 +94,36 @@ class LaplaceState:
     """
 
     model: Model
-    training: MAPState
+    training: MAPState = field(metadata=STORED)
     num_data: int
-    seed: int
+    seed: int = field(metadata=STORED)
     gathered: DataPass | None = None
     evidence: Evidence | None = None
     q: Gaussian | None = None
 
-    @property
-    def clock(self) -> Clock:
-        """That of training."""
-        return self.training.clock
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """That of training, whose rates `credo.fit` may schedule."""
-        return self.training.optimizer
-
-
+@final
+@checked
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(TemperedMethod[LaplaceState]):
     """The Gaussian with the posterior's curvature at the mode, post hoc or after training.
 
-    ``structure``: "diag", "kron" (KFAC of every layer, plus the prior, exactly), "full" or
-    "low_rank" (the leading ``rank`` eigenpairs). ``subset``: "all" of the model's random weights,
-    "last_layer", or any selector; the others stay point estimates. ``curvature``: "ggn", "fisher"
-    (``mc_samples`` labels drawn from the model for each example), "empirical" (the true labels) or
-    "hessian" (exact; "full" and "diag" of small networks). ``optimise_prior`` fits the prior's
-    scales to the evidence at the end. ``max_memory``, in bytes, is what the structure may take.
+    Args:
+        structure: "diag", "kron" (KFAC of every layer, plus the prior, exactly), "full" or
+            "low_rank" (the leading ``rank`` eigenpairs).
+        subset: "all" of the model's random weights, "last_layer", or any selector; the others stay
+            point estimates.
+        curvature: "ggn", "fisher" (``mc_samples`` labels drawn from the model for each example),
+            "empirical" (the true labels) or "hessian" (exact; "full" and "diag" of small networks).
+        temperature: That of the posterior; with 1 it is the expansion of log p(m | D).
+        optimise_prior: Fit the prior's scales to the evidence at the end, one for all weights
+            ("global") or one for each layer ("per_layer").
+        evidence_every: Learn the prior's scales in every so many epochs of training.
+        train: How to train where ``epochs`` are asked for; None is `credo.MAP` with this
+            temperature.
+        mc_samples: Drawn labels per example, with ``curvature="fisher"``.
+        rank: Eigenpairs kept, with ``structure="low_rank"``.
+        max_memory: What the structure may take, in bytes.
     """
 
     structure: Structure = "kron"
@@ -124,33 +131,20 @@ class Laplace:
     curvature: CurvatureKind = "ggn"
     temperature: Temperature = 1.0
     optimise_prior: Sharing | None = None
-    evidence_every: int | None = None
+    evidence_every: Count | None = None
     train: MAP | None = None
-    mc_samples: int = 1
-    rank: int = 20
-    max_memory: float = 4e9
-    default_epochs: int = 0
+    mc_samples: Count = 1
+    rank: Count = 20
+    max_memory: Positive = 4e9
+
+    default_epochs: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        for name, allowed in (("structure", Structure), ("curvature", CurvatureKind)):
-            if getattr(self, name) not in get_args(allowed):
-                raise DataError(
-                    f"{name}={getattr(self, name)!r} must be one of {get_args(allowed)}"
-                )
-        if self.optimise_prior not in (None, *get_args(Sharing)):
-            raise DataError(
-                f"optimise_prior={self.optimise_prior!r} must be None or one of {get_args(Sharing)}"
-            )
         if self.curvature == "hessian" and self.structure in ("kron", "low_rank"):
             raise UnsupportedError(
                 f'curvature="hessian" has no structure={self.structure!r}: it is not positive '
                 'semi-definite. Take structure="full" or "diag", or curvature="ggn"'
             )
-        for name in ("mc_samples", "rank", "max_memory"):
-            positive(name, getattr(self, name))
-        if self.evidence_every is not None:
-            positive("evidence_every", self.evidence_every)
         if self.train is not None and self.train.penalty is not None:
             raise UnsupportedError(
                 "train=credo.MAP(penalty=…) leaves the prior out that Laplace's method goes on to "
@@ -165,12 +159,14 @@ class Laplace:
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> LaplaceState:
         """At the network's current weights."""
         self._check(self._subject(model))
-        trained = self._with_fixed_noise(model) if self.evidence_every else model
+        trained = with_fixed_noise(model) if self.evidence_every else model
+        training = self._map.init(trained, num_data, generator)
         return LaplaceState(
             model=model,
-            training=self._map.init(trained, num_data, generator),
+            training=training,
             num_data=num_data,
             seed=int(torch.randint(2**62, (), generator=generator)),
+            clock=training.clock,
         )
 
     def update(self, state: LaplaceState, batch: Batch) -> tuple[LaplaceState, Info]:
@@ -212,55 +208,39 @@ class Laplace:
         posterior.evidence = state.evidence
         return posterior
 
-    def summary(self, state: LaplaceState) -> dict[str, Any]:
+    def summary(self, state: LaplaceState, nll: float = math.nan) -> dict[str, Any]:
         """That of training."""
-        return self._map.summary(state.training)
+        return self._map.summary(state.training, nll)
+
+    def optimizer_of(self, state: LaplaceState) -> Optimizer:
+        """That of training."""
+        return state.training.optimizer
 
     def pack(self, state: LaplaceState) -> tuple[dict[str, Tensor], Json]:
         """Training, the prior and noise it has come to, and the curvature of an epoch in progress.
 
         What `finish` finds is not stored: it is found again.
         """
-        tensors, meta = self._map.pack(state.training)
-        more: Json = {"map": meta, "seed": state.seed}
+        tensors, meta = super().pack(state)
         if self.evidence_every and isinstance(state.model.prior, Normal):
-            more["prior"] = state.model.prior.config()
-            likelihood = state.training.model.likelihood
-            more["noise"] = (
-                likelihood.scale if isinstance(likelihood, likelihoods.Gaussian) else None
-            )
+            meta["prior"] = state.model.prior.config()
+            meta["noise"] = noise_scale(state.training.model)
         if state.gathered is not None:
-            found, more["gathered"] = state.gathered.pack()
-            tensors = {**tensors, **{f"gathered.{name}": t for name, t in found.items()}}
-        return tensors, more
+            sums, meta["gathered"] = state.gathered.pack()
+            tensors |= {f"gathered.{name}": tensor for name, tensor in sums.items()}
+        return tensors, meta
 
     def unpack(
         self, state: LaplaceState, tensors: Mapping[str, Tensor], meta: Json
     ) -> LaplaceState:
         """The inverse of ``pack``."""
-        state.training = self._map.unpack(state.training, tensors, meta["map"])
-        state.seed = meta["seed"]
+        state = super().unpack(state, tensors, meta)
         if "prior" in meta:
             self._set_hyperparameters(state, priors.from_config(meta["prior"]), meta["noise"])
         if "gathered" in meta:
             state.gathered = self._pass(state)
             state.gathered.unpack(under("gathered.", tensors), meta["gathered"])
         return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        return {
-            "type": "Laplace",
-            "structure": self.structure,
-            "subset": self.subset if isinstance(self.subset, str | None) else repr(self.subset),
-            "curvature": self.curvature,
-            "temperature": temperature_config(self.temperature),
-            "optimise_prior": self.optimise_prior,
-            "evidence_every": self.evidence_every,
-            "mc_samples": self.mc_samples,
-            "rank": self.rank,
-            "train": self._map.config(),
-        }
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -350,18 +330,10 @@ class Laplace:
     def _set_hyperparameters(self, state: LaplaceState, prior: Prior, noise: float | None) -> None:
         """Training goes on under this prior and noise."""
         model = state.model
-        if noise is not None and is_learned(model):
-            with torch.no_grad():
-                model.likelihood.log_scale.fill_(math.log(noise))  # type: ignore[attr-defined]
+        if noise is not None:
+            set_noise_scale(model, noise)
         state.model = model.replace(prior=prior)
-        state.training.model = self._with_fixed_noise(state.model)
+        # Noise that the evidence chooses is not also trained by the likelihood, which fits it to
+        # residuals that the weights have already made small.
+        state.training.model = with_fixed_noise(state.model)
         state.training.prior = state.model.prior_over_weights()
-
-    def _with_fixed_noise(self, model: Model) -> Model:
-        """Noise that the evidence chooses is not also trained by the likelihood, which fits it to
-        residuals that the weights have already made small.
-        """
-        if not is_learned(model):
-            return model
-        fixed = type(model.likelihood)(model.likelihood.scale)  # type: ignore[call-arg, attr-defined]
-        return model.replace(likelihood=fixed)

@@ -1,4 +1,4 @@
-"""Torch optimizers over flat vectors: built by name or by callable, checkpointed without pickle.
+"""Torch optimizers over flat vectors: built by name or by callable.
 
 A name stands for the optimizer with its own defaults and the group's ``lr``. For other settings
 give a callable:
@@ -14,20 +14,18 @@ and ``scale_lr`` are those of the first step only.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from credo import optim
-from credo.errors import CheckpointError, DataError, UnsupportedError
+from credo.checks import nearest
+from credo.errors import DataError, UnsupportedError
 from credo.optim.separate import separate
-from credo.types import Json
 
 Groups: TypeAlias = list[dict[str, Any]]
 OneSpec: TypeAlias = str | Callable[[Groups], Optimizer]
@@ -81,56 +79,15 @@ def build(spec: OptimizerSpec, groups: Groups) -> Optimizer:
             f"vector; choose one of {sorted(BY_NAME)} or pass a callable"
         )
     if name not in BY_NAME:
-        near = difflib.get_close_matches(name, BY_NAME, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise DataError(f"optimizer={spec!r} is unknown; {hint}Choose one of {sorted(BY_NAME)}")
+        raise DataError(
+            f"optimizer={spec!r} is unknown.{nearest(name, BY_NAME)} Choose one of "
+            f"{sorted(BY_NAME)}"
+        )
     factory = BY_NAME[name]
     options: dict[str, Any] = {}
     if "fused" in inspect.signature(factory).parameters and _can_fuse(groups):
         options["fused"] = True
     return factory(groups, **options)
-
-
-def pack(optimizer: Optimizer) -> tuple[dict[str, Tensor], Json]:
-    """The optimizer's state as tensors plus JSON."""
-    state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    numbers: Json = {}
-    for index, entries in state["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value
-            else:
-                numbers[f"{index}.{key}"] = value
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]]
-    return tensors, {"state": numbers, "groups": groups}
-
-
-def unpack(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Json) -> None:
-    """The inverse of `pack`, into an optimizer built with the same groups."""
-    fresh = optimizer.state_dict()
-    if len(meta["groups"]) != len(fresh["param_groups"]):
-        raise CheckpointError(
-            f"the checkpoint's optimizer has {len(meta['groups'])} parameter groups, this one "
-            f"{len(fresh['param_groups'])}: resume with the optimizer the run was started with"
-        )
-    state: dict[int, dict[str, Any]] = {}
-    for source in (tensors, meta["state"]):
-        for name, value in source.items():
-            index, key = name.split(".", 1)
-            state.setdefault(int(index), {})[key] = value
-    groups = [
-        {**stored, "params": group["params"]}
-        for stored, group in zip(meta["groups"], fresh["param_groups"], strict=True)
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def describe(spec: OptimizerSpec) -> Any:
-    """What the run folder records."""
-    if isinstance(spec, Mapping):
-        return {name: describe(one) for name, one in spec.items()}
-    return spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
 
 
 def _can_fuse(groups: Groups) -> bool:

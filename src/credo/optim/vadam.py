@@ -106,7 +106,7 @@ class Vadam(NaturalOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: NotNegative = 1e-2,
+        lr: NotNegative = 3e-3,
         num_data: Positive | None = None,
         *,
         betas: tuple[Decay, Decay] = (0.9, 0.999),

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import final
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ MOST_WEIGHTS = 1000
 UNMIXED = 1.05
 
 
+@final
 @dataclass
 class Target:
     """The tempered posterior of a model's random weights, as a potential of several chains.
@@ -176,6 +178,7 @@ class Target:
         return torch.stack(values), gradient
 
 
+@final
 @dataclass
 class Trace:
     """Draws of every chain, at most ``keep`` of each: when full, every second one is dropped.
@@ -185,6 +188,7 @@ class Trace:
 
     keep: int
     stride: int
+    device: torch.device | None = None
     seen: int = 0
     draws: list[Tensor] = field(default_factory=list)
     nll: list[Tensor] = field(default_factory=list)
@@ -221,13 +225,14 @@ class Trace:
             else {}  # fmt: skip
         return tensors, {"stride": self.stride, "seen": self.seen, "masses": self.masses}
 
-    def unpack(self, tensors: Mapping[str, Tensor], meta: Json, like: Tensor) -> None:
+    def unpack(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``pack``."""
         self.stride, self.seen, self.masses = meta["stride"], meta["seen"], list(meta["masses"])
-        self.draws = [d.to(like) for d in tensors["draws"]] if "draws" in tensors else []
+        self.draws = [d.to(self.device) for d in tensors["draws"]] if "draws" in tensors else []
         self.nll = list(tensors["nll"]) if "nll" in tensors else []
 
 
+@final
 @dataclass(frozen=True)
 class ChainReport:
     """Whether the chains can be trusted.
@@ -244,6 +249,7 @@ class ChainReport:
     ess: dict[str, float] = field(default_factory=dict)
 
 
+@final
 class ChainPosterior(Posterior):
     """A bag of draws that knows its chains; ``chains`` is None once it was saved and loaded."""
 
@@ -275,12 +281,12 @@ def report_on(trace: Trace, target: Target, data: Iterable[Batch]) -> ChainRepor
     first = next(iter(data), None)
     if first is not None:
         quantities["predictions"] = _predictions(target, draws, first[0])
-    found, sizes = {"nll": float(r_hat(nll))}, {"nll": float(effective_sample_size(nll))}
+    worst, sizes = {"nll": float(r_hat(nll))}, {"nll": float(effective_sample_size(nll))}
     for name, values in quantities.items():
         ratios, counts = np.asarray(r_hat(values)), np.asarray(effective_sample_size(values))
-        found |= {f"{name}_max": float(ratios.max()), f"{name}_median": float(np.median(ratios))}
+        worst |= {f"{name}_max": float(ratios.max()), f"{name}_median": float(np.median(ratios))}
         sizes |= {f"{name}_min": float(counts.min()), f"{name}_median": float(np.median(counts))}
-    return ChainReport(nll, found, sizes)
+    return ChainReport(nll, worst, sizes)
 
 
 def warn_of(report: ChainReport | None, warmup: float, remedy: str) -> None:
@@ -289,13 +295,13 @@ def warn_of(report: ChainReport | None, warmup: float, remedy: str) -> None:
         warnings.warn(
             f"all of training was warm-up (warmup={warmup:g} epochs), so the posterior is the last "
             "weights of each chain. Call credo.fit with more epochs, or lower warmup.",
-            stacklevel=5,
+            stacklevel=6,
         )
     elif report.r_hat and not report.r_hat["nll"] <= UNMIXED:
         warnings.warn(
             f"the chains disagree: R-hat of the training NLL is {report.r_hat['nll']:.3g} (below "
             f"{UNMIXED} is wanted), so the draws are not yet of one distribution. {remedy}",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -304,7 +310,7 @@ def _predictions(target: Target, draws: Tensor, inputs: Inputs) -> Tensor:
     """(chains, draws, ...): probabilities, or outputs where the likelihood has none."""
     probes = like_weights(input_rows(inputs, slice(PROBES)), target.flat.vector)
     likelihood = target.model.likelihood
-    found = []
+    predictions = []
     with target.evaluating():
         for weights in draws.flatten(0, 1):
             with target.flat.writing() as vector:
@@ -312,8 +318,8 @@ def _predictions(target: Target, draws: Tensor, inputs: Inputs) -> Tensor:
             outputs = target.model.outputs(probes)
             if likelihood.kind == "classification":
                 outputs = Predictive(outputs[None], likelihood).probs
-            found.append(outputs.flatten())
-    return torch.stack(found).unflatten(0, draws.shape[:2])
+            predictions.append(outputs.flatten())
+    return torch.stack(predictions).unflatten(0, draws.shape[:2])
 
 
 def _pieces(batch: Batch) -> Iterator[tuple[float, Batch]]:

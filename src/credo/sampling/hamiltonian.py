@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
+
+from credo.packing import STORED
 
 DIVERGENT = 1000.0
 """A trajectory whose H grew by more has left the level set: its steps are too long."""
 
 
+@final
 @dataclass(frozen=True)
 class Point:
     """Weights of each chain (chains, P) with mean NLL and U (chains,) and ∇U (chains, P)."""
@@ -98,6 +101,7 @@ def first_step(
     return torch.where(direction > 0, step / 2, step)
 
 
+@final
 @dataclass
 class DualAveraging:
     r"""The step size of each chain at which trajectories are accepted as often as wanted.
@@ -111,11 +115,11 @@ class DualAveraging:
     constants.
     """
 
-    centre: Tensor
-    log_step: Tensor
-    mean: Tensor
-    error: Tensor
-    count: int = 0
+    centre: Tensor = field(metadata=STORED)
+    log_step: Tensor = field(metadata=STORED)
+    mean: Tensor = field(metadata=STORED)
+    error: Tensor = field(metadata=STORED)
+    count: int = field(default=0, metadata=STORED)
 
     @classmethod
     def starting_at(cls, step: Tensor) -> DualAveraging:

@@ -33,27 +33,28 @@ where chains disagree or trajectories diverged.
     >>> len(posterior.q), round(float(posterior.mean[0]), 1)
     (400, 3.0)
 
-References: Neal 2011; Hoffman & Gelman 2014 (step size); Izmailov et al. 2021; document 000, which
-names HMC as what variational inference is to replace.
+References: Neal 2011; Hoffman & Gelman 2014 (step size); Izmailov et al. 2021; Huix et al. 2022,
+who name HMC as what variational inference is to replace.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import positive
+from credo.checks import Count, Index, NotNegative, Probability, checked
 from credo.errors import DataError
-from credo.method import Clock, Info
+from credo.method import Info, State, TemperedMethod
 from credo.model import Model
 from credo.noise import GeneratorNoise, key_to_seed
+from credo.packing import STORED
 from credo.posterior.posterior import Posterior
 from credo.sampling.chains import ChainReport, Target, Trace, posterior_of, report_on, warn_of
 from credo.sampling.hamiltonian import (
@@ -65,11 +66,8 @@ from credo.sampling.hamiltonian import (
     first_step,
     leapfrog,
 )
-from credo.storage import under
-from credo.temperature import Temperature, check_temperature, temperature_config
-from credo.types import Batch, Json
-
-_STEP_TENSORS = ("centre", "log_step", "mean", "error")
+from credo.temperature import Temperature
+from credo.types import Batch
 
 SHORTEST_WINDOW = 10
 """Fewer draws than that tell nothing of variances."""
@@ -78,62 +76,79 @@ SHRINKAGE = 5.0
 """Estimated variances are drawn to their geometric mean as if so many draws had shown it."""
 
 
+@final
 @dataclass
-class HMCState:
+class Moments:
+    """Count, mean and summed squares of the weights in the current window of warm-up."""
+
+    mean: Tensor = field(metadata=STORED)
+    squares: Tensor = field(metadata=STORED)
+    count: int = field(default=0, metadata=STORED)
+
+    @classmethod
+    def of_nothing(cls, positions: Tensor) -> Moments:
+        """Before the first of these weights, (chains, P)."""
+        return cls(torch.zeros_like(positions), torch.zeros_like(positions))
+
+    def observe(self, positions: Tensor) -> None:
+        """Take the weights of one transition into account."""
+        self.count += 1
+        change = positions - self.mean
+        self.mean = self.mean + change / self.count
+        self.squares = self.squares + change * (positions - self.mean)
+
+
+@final
+@dataclass
+class HMCState(State):
     """Where the chains are, (chains, P), their steps and masses, and what was kept.
 
-    ``moments`` are count, mean and summed squares of the weights in the current window of warm-up;
     ``accepted`` sums acceptance probabilities since warm-up.
     """
 
     target: Target
     noise: GeneratorNoise
-    positions: Tensor
-    inverse_mass: Tensor
-    steps: DualAveraging
-    moments: tuple[int, Tensor, Tensor]
-    trace: Trace
-    accepted: Tensor
-    divergences: int = 0
+    positions: Tensor = field(metadata=STORED)
+    inverse_mass: Tensor = field(metadata=STORED)
+    steps: DualAveraging = field(metadata=STORED)
+    moments: Moments = field(metadata=STORED)
+    trace: Trace = field(metadata=STORED)
+    accepted: Tensor = field(metadata=STORED)
+    divergences: int = field(default=0, metadata=STORED)
     report: ChainReport | None = None
-    clock: Clock = field(default_factory=Clock)
 
 
+@final
+@checked
 @dataclass(frozen=True)
-class HMC:
+class HMC(TemperedMethod[HMCState]):
     """Hamiltonian Monte Carlo with several chains, all data at each step.
 
-    Chains start at the network's weights plus noise of ``spread`` prior scales: starts wider than
-    the posterior are what makes R̂ tell. Every ``thin``-th transition after warm-up is kept, and at
-    most ``keep`` of each chain.
+    Args:
+        temperature: A number or `credo.Balanced`; 1 is Bayes's posterior.
+        chains: How many.
+        leapfrog: Leapfrog steps of a trajectory, on average.
+        target_accept: Share of trajectories to be accepted; the step size follows.
+        mass: "adapted" to the variances seen in warm-up, or "prior".
+        warmup: Epochs before draws are kept.
+        thin: One in so many transitions is kept after that.
+        keep: At most so many draws of each chain: when there are more, every second is dropped.
+        spread: Chains start at the network's weights plus noise of so many prior scales: starts
+            wider than the posterior are what makes R̂ tell.
     """
 
     temperature: Temperature = 1.0
-    chains: int = 4
-    leapfrog: int = 20
-    target_accept: float = 0.8
+    chains: Count = 4
+    leapfrog: Count = 20
+    target_accept: Probability = 0.8
     mass: Literal["adapted", "prior"] = "adapted"
-    warmup: int = 500
-    thin: int = 1
-    keep: int = 1000
-    spread: float = 1.0
-    default_epochs: int = 1000
+    warmup: Index = 500
+    thin: Count = 1
+    keep: Count = 1000
+    spread: NotNegative = 1.0
 
     needs_all_data: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        for name in ("chains", "leapfrog", "thin", "keep"):
-            if positive(name, getattr(self, name)) != int(getattr(self, name)):
-                raise DataError(f"{name}={getattr(self, name)} must be a whole number")
-        if not 0 < self.target_accept < 1:
-            raise DataError(f"target_accept={self.target_accept} must lie between 0 and 1")
-        if self.warmup < 0 or self.warmup != int(self.warmup):
-            raise DataError(f"warmup={self.warmup} must be a whole number of epochs, 0 or more")
-        if not 0 <= self.spread < math.inf:
-            raise DataError(f"spread={self.spread} must be a finite number of prior scales")
-        if self.mass not in ("adapted", "prior"):
-            raise DataError(f'mass={self.mass!r} must be "adapted" or "prior"')
+    default_epochs: ClassVar[int] = 1000
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> HMCState:
         """The chains around the network's current weights."""
@@ -148,8 +163,8 @@ class HMC:
             positions=positions,
             inverse_mass=variance.expand_as(positions).clone(),
             steps=DualAveraging.starting_at(torch.ones_like(zeros)),
-            moments=_no_moments(positions),
-            trace=Trace(self.keep, self.thin),
+            moments=Moments.of_nothing(positions),
+            trace=Trace(self.keep, self.thin, positions.device),
             accepted=zeros,
         )
 
@@ -176,7 +191,7 @@ class HMC:
             state.divergences += int(divergent.sum())
             state.trace.offer(point.weights, point.nll)
         clock.tick()
-        return state, Info(float(point.nll.mean()), {})
+        return state, Info(float(point.nll.mean()))
 
     def finish(self, state: HMCState, data: Iterable[Batch]) -> HMCState:
         """Compare the chains; say so if they disagree or diverged."""
@@ -191,7 +206,7 @@ class HMC:
                 f"{state.divergences} of {self._transitions(state) * self.chains} trajectories "
                 "diverged: the steps are too long for where U is steepest, and such places are "
                 "visited too rarely. Raise target_accept or warmup.",
-                stacklevel=4,
+                stacklevel=5,
             )
         return state
 
@@ -199,7 +214,7 @@ class HMC:
         """The draws of all chains; during warm-up the weights where they are."""
         return posterior_of(state.trace, state.positions, state.target, state.report)
 
-    def summary(self, state: HMCState) -> dict[str, Any]:
+    def summary(self, state: HMCState, nll: float = math.nan) -> dict[str, Any]:
         """Temperature, step sizes and, after warm-up, acceptance and divergences."""
         record: dict[str, Any] = {
             "temperature": state.target.temperature,
@@ -212,55 +227,6 @@ class HMC:
             record["divergences"] = state.divergences
         return record
 
-    def pack(self, state: HMCState) -> tuple[dict[str, Tensor], Json]:
-        """Chains, adaptation and draws."""
-        tensors, trace = state.trace.pack()
-        count, mean, squares = state.moments
-        own = {
-            "positions": state.positions,
-            "inverse_mass": state.inverse_mass,
-            "mean": mean,
-            "squares": squares,
-            "accepted": state.accepted,
-            **{f"steps.{name}": getattr(state.steps, name) for name in _STEP_TENSORS},
-        }
-        return (
-            {**own, **{f"trace.{name}": tensor for name, tensor in tensors.items()}},
-            {
-                "trace": trace,
-                "adapted": state.steps.count,
-                "moments": count,
-                "divergences": state.divergences,
-                "step": state.clock.step,
-                "batch": state.clock.batch,
-                "seed": state.noise.seed,
-            },
-        )
-
-    def unpack(self, state: HMCState, tensors: Mapping[str, Tensor], meta: Json) -> HMCState:
-        """The inverse of ``pack``."""
-        like = state.positions
-        state.positions = tensors["positions"].to(like)
-        state.inverse_mass = tensors["inverse_mass"].to(like)
-        state.trace.unpack(under("trace.", tensors), meta["trace"], like)
-        state.moments = (meta["moments"], tensors["mean"].to(like), tensors["squares"].to(like))
-        steps = {name: tensors[f"steps.{name}"].to(like.device) for name in _STEP_TENSORS}
-        state.steps = DualAveraging(**steps, count=meta["adapted"])
-        state.accepted = tensors["accepted"].to(like.device)
-        state.divergences = meta["divergences"]
-        state.clock.step, state.clock.batch = meta["step"], meta["batch"]
-        state.noise = GeneratorNoise(meta["seed"])
-        return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        names = ("chains", "leapfrog", "target_accept", "mass", "warmup", "thin", "keep", "spread")
-        return {
-            "type": "HMC",
-            "temperature": temperature_config(self.temperature),
-            **{name: getattr(self, name) for name in names},
-        }
-
     def _transition(self, state: HMCState, batch: Batch) -> tuple[Point, Tensor, Tensor]:
         """Where the chains go, their probabilities of moving, and which trajectories diverged."""
         potential: Potential = partial(state.target.at, batch=batch)
@@ -268,8 +234,8 @@ class HMC:
         state.target.refuse_nonfinite(start, clock)
         momentum = self._momentum(state)
         if not state.steps.count and clock.step < max(1, self.warmup):
-            found = first_step(potential, start, momentum, state.inverse_mass)
-            state.steps = DualAveraging.starting_at(found)
+            sizes = first_step(potential, start, momentum, state.inverse_mass)
+            state.steps = DualAveraging.starting_at(sizes)
         generator = Generator().manual_seed(key_to_seed(state.noise.seed, clock.step, 1))
         shortest = (self.leapfrog + 1) // 2
         longest = 2 * self.leapfrog - shortest
@@ -303,17 +269,12 @@ class HMC:
         step, quarter = state.clock.step, self.warmup // 4
         if quarter < SHORTEST_WINDOW or not quarter <= step < 3 * quarter:
             return
-        count, mean, squares = state.moments
-        count += 1
-        change = state.positions - mean
-        mean = mean + change / count
-        squares = squares + change * (state.positions - mean)
-        state.moments = (count, mean, squares)
+        state.moments.observe(state.positions)
         if step + 1 not in (2 * quarter, 3 * quarter):
             return
-        state.moments = _no_moments(state.positions)
-        draws = count * self.chains
-        logarithms = (squares.sum(0) / (draws - self.chains)).log()
+        moments, state.moments = state.moments, Moments.of_nothing(state.positions)
+        draws = moments.count * self.chains
+        logarithms = (moments.squares.sum(0) / (draws - self.chains)).log()
         shrunk = (draws * logarithms + SHRINKAGE * logarithms.mean()) / (draws + SHRINKAGE)
         if bool(torch.isfinite(shrunk).all()):
             state.inverse_mass = shrunk.exp().expand_as(state.positions).clone()
@@ -324,16 +285,15 @@ def MALA(**settings: Any) -> HMC:
     """The Metropolis-adjusted Langevin algorithm: `HMC` with trajectories of one step.
 
     w' = w − ½s²v⊙∇U(w) + s√v⊙ξ, accepted with the probability that makes e^{−U} stationary; about
-    0.57 of the proposals are best. Document 000's Langevin Monte Carlo, without its bias.
+    0.57 of the proposals are best. The Langevin Monte Carlo of Huix et al. 2022, without its bias.
+
+    Args:
+        settings: Those of `HMC` but ``leapfrog``.
 
     >>> MALA(chains=2).leapfrog
     1
     """
     return HMC(leapfrog=1, **{"target_accept": 0.57, **settings})
-
-
-def _no_moments(positions: Tensor) -> tuple[int, Tensor, Tensor]:
-    return 0, torch.zeros_like(positions), torch.zeros_like(positions)
 
 
 def _choose(moves: Tensor, end: Point, start: Point) -> Point:

@@ -12,7 +12,7 @@ G      ``precondition``   1 without; with it 1/√v, v the mean squared gradient
 ====== ================== ==============================================================
 
 No step is ever refused, so the draws are biased: with exact gradients (a ``batch_size`` of all
-data, document 000's Langevin Monte Carlo with γ = ε/2) a posterior of precision A is sampled with
+data: Langevin Monte Carlo, γ = ε/2 in Huix et al. 2022) a posterior of precision A is sampled with
 the covariance A⁻¹(I − εA/4)⁻¹ where G = 1, and the noise of minibatches, of covariance C in ∇Û,
 adds ¼ε²C to the noise's εI. Less ``lr`` is less bias and slower chains. Where all data fit at once,
 `credo.sampling.MALA` and `credo.HMC` have none.
@@ -30,31 +30,30 @@ weigh as much as the step they were made with, as in Welling & Teh.
     >>> len(posterior.q), round(float(posterior.mean[0]))
     (160, 3)
 
-References: Welling & Teh 2011; Li et al. 2016 (pSGLD); document 000, "Langevin Monte Carlo".
+References: Welling & Teh 2011; Li et al. 2016 (pSGLD); Huix et al. 2022 (Langevin Monte Carlo).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Generator, Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
-from credo.checks import positive
+from credo.checks import Count, NotNegative, Positive, checked
 from credo.errors import DataError
-from credo.method import Clock, Info
+from credo.method import Info, State, TemperedMethod
 from credo.model import Model
 from credo.noise import GeneratorNoise
-from credo.optim import by_name as optimizers
+from credo.packing import STORED
 from credo.posterior.posterior import Posterior
 from credo.sampling.chains import ChainReport, Target, Trace, posterior_of, report_on, warn_of
-from credo.storage import under
-from credo.temperature import Temperature, check_temperature, temperature_config
-from credo.types import Batch, Json
+from credo.temperature import Temperature
+from credo.types import Batch
 
 MEMORY = 0.99
 """The share of v that a step keeps."""
@@ -63,8 +62,9 @@ SMALLEST_ROOT = 1e-5
 """Added to √v: a weight without gradients must not take infinite steps."""
 
 
+@final
 @dataclass
-class SGLDState:
+class SGLDState(State):
     """Where the chains are, (chains, P), v of their preconditioner, and what was kept.
 
     The optimizer is plain gradient descent on ``positions``; `credo.fit` changes its rate.
@@ -72,44 +72,44 @@ class SGLDState:
 
     target: Target
     noise: GeneratorNoise
-    positions: Tensor
+    positions: Tensor = field(metadata=STORED)
     gradient: Tensor
-    squares: Tensor
-    optimizer: SGD
-    trace: Trace
-    adapted: int = 0
+    squares: Tensor = field(metadata=STORED)
+    optimizer: SGD = field(metadata=STORED)
+    trace: Trace = field(metadata=STORED)
+    adapted: int = field(default=0, metadata=STORED)
     report: ChainReport | None = None
-    clock: Clock = field(default_factory=Clock)
 
 
+@final
+@checked
 @dataclass(frozen=True)
-class SGLD:
-    """Langevin dynamics with minibatches and several chains.
+class SGLD(TemperedMethod[SGLDState]):
+    """Langevin dynamics with minibatches and several chains, which see the same batches.
 
-    Chains start at the network's weights plus noise of ``spread`` prior scales and see the same
-    batches. After ``warmup`` epochs every ``thin``-th step is kept, and at most ``keep`` of each
-    chain: when there are more, every second one is dropped.
+    Args:
+        temperature: A number or `credo.Balanced`.
+        lr: The rate of a gradient step on MAP's loss; it sets the step size.
+        precondition: Whether each weight's step follows its mean squared gradient in warm-up.
+        chains: How many.
+        warmup: Epochs before draws are kept.
+        thin: One in so many steps is kept after that.
+        keep: At most so many draws of each chain: when there are more, every second is dropped.
+        spread: Chains start at the network's weights plus noise of so many prior scales.
     """
 
     temperature: Temperature = 1.0
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     precondition: bool = True
-    chains: int = 4
-    warmup: float = 50.0
-    thin: int = 10
-    keep: int = 100
-    spread: float = 1.0
-    default_epochs: int = 200
+    chains: Count = 4
+    warmup: NotNegative = 50.0
+    thin: Count = 10
+    keep: Count = 100
+    spread: NotNegative = 1.0
+
+    default_epochs: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        positive("lr", self.lr)
-        for name in ("chains", "thin", "keep"):
-            if positive(name, getattr(self, name)) != int(getattr(self, name)):
-                raise DataError(f"{name}={getattr(self, name)} must be a whole number")
-        for name in ("warmup", "spread"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise DataError(f"{name}={getattr(self, name)} must be finite and not negative")
         if self.precondition and not self.warmup:
             raise DataError(
                 "precondition=True learns its scales during warm-up, and warmup=0 has none: give "
@@ -130,7 +130,7 @@ class SGLD:
             gradient=gradient,
             squares=torch.zeros_like(positions),
             optimizer=SGD([{"params": [positions], "lr": self.lr, "name": "mean"}]),
-            trace=Trace(self.keep, self.thin),
+            trace=Trace(self.keep, self.thin, positions.device),
         )
 
     def update(self, state: SGLDState, batch: Batch) -> tuple[SGLDState, Info]:
@@ -157,7 +157,7 @@ class SGLD:
         state.optimizer.step()
         state.positions.add_(kick, alpha=math.sqrt(2 * rate * share))
         clock.tick()
-        return state, Info(float(point.nll.mean()), {})
+        return state, Info(float(point.nll.mean()))
 
     def finish(self, state: SGLDState, data: Iterable[Batch]) -> SGLDState:
         """Compare the chains; say so if they disagree."""
@@ -173,7 +173,7 @@ class SGLD:
         """The draws of all chains; during warm-up the weights where they are."""
         return posterior_of(state.trace, state.positions, state.target, state.report)
 
-    def summary(self, state: SGLDState) -> dict[str, Any]:
+    def summary(self, state: SGLDState, nll: float = math.nan) -> dict[str, Any]:
         """Temperature, the step's mean size ε·G, and the draws that are kept of each chain."""
         share = state.target.temperature / state.target.num_data
         step = 2 * float(state.optimizer.param_groups[0]["lr"]) * share
@@ -185,42 +185,9 @@ class SGLD:
             "kept": len(state.trace),
         }
 
-    def pack(self, state: SGLDState) -> tuple[dict[str, Tensor], Json]:
-        """Chains, preconditioner, rate and draws."""
-        tensors, trace = state.trace.pack()
-        _, rate = optimizers.pack(state.optimizer)
-        own = {"positions": state.positions, "squares": state.squares}
-        return (
-            {**own, **{f"trace.{name}": tensor for name, tensor in tensors.items()}},
-            {
-                "trace": trace,
-                "optimizer": rate,
-                "adapted": state.adapted,
-                "step": state.clock.step,
-                "batch": state.clock.batch,
-                "seed": state.noise.seed,
-            },
-        )
-
-    def unpack(self, state: SGLDState, tensors: Mapping[str, Tensor], meta: Json) -> SGLDState:
-        """The inverse of ``pack``."""
-        state.positions.copy_(tensors["positions"])
-        state.squares.copy_(tensors["squares"])
-        state.trace.unpack(under("trace.", tensors), meta["trace"], state.positions)
-        optimizers.unpack(state.optimizer, {}, meta["optimizer"])
-        state.adapted = meta["adapted"]
-        state.clock.step, state.clock.batch = meta["step"], meta["batch"]
-        state.noise = GeneratorNoise(meta["seed"])
-        return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        names = ("lr", "precondition", "chains", "warmup", "thin", "keep", "spread")
-        return {
-            "type": "SGLD",
-            "temperature": temperature_config(self.temperature),
-            **{name: getattr(self, name) for name in names},
-        }
+    def optimizer_of(self, state: SGLDState) -> Optimizer:
+        """Plain gradient descent, whose rate is that of the chains."""
+        return state.optimizer
 
     def _metric(self, state: SGLDState) -> Tensor:
         """G, (chains, P), from v without the bias of its start at zero."""

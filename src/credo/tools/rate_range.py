@@ -48,6 +48,7 @@ from statistics import fmean, stdev
 from typing import Annotated, Any
 
 import torch
+from torch.optim import Optimizer
 
 from credo.checks import Count, Positive, Range, checked
 from credo.display import Display, Displayed
@@ -146,7 +147,7 @@ class RateRange(Displayed):
 @checked
 def lr_range_test(
     model: Model,
-    method: Method,
+    method: Method[Any],
     data: Any,
     *,
     start: Positive = 1e-6,
@@ -181,11 +182,12 @@ def lr_range_test(
         torch.manual_seed(key_to_seed(seed, 2))
         state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
         state.clock.num_batches = feed.num_batches
-        ratios = _ratios(state)
+        optimizer = _optimizer(method, state)
+        ratios = _ratios(optimizer)
         model.net.train()
         curve = _Curve(first=steps // 10)
         for rate, batch in zip(rates, _batches(model, feed, seed), strict=False):
-            for group, ratio in zip(state.optimizer.param_groups, ratios, strict=True):
+            for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
                 group["lr"] = rate * ratio
             try:
                 state, info = method.update(state, batch)
@@ -232,14 +234,18 @@ class _Curve:
         self.diverged = self.smooth[-1] > level + max(fallen, 4 * noise)
 
 
-def _ratios(state: Any) -> list[float]:
-    """Each group's rate as a multiple of that of the means."""
-    optimizer = getattr(state, "optimizer", None)
+def _optimizer(method: Method[Any], state: Any) -> Optimizer:
+    optimizer = method.optimizer_of(state)
     if optimizer is None or "lr" not in optimizer.param_groups[0]:
         raise UnsupportedError(
             "a learning-rate range test needs a method that trains by an optimizer; this one does "
             "not. Use it with MAP, VI, VariationalLaplace, VOGN, IVON or Vadam"
         )
+    return optimizer
+
+
+def _ratios(optimizer: Optimizer) -> list[float]:
+    """Each group's rate as a multiple of that of the means."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return [rate / rates[0] for rate in rates]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
+from torch.optim import Optimizer
 
 from credo.families import Delta
-from credo.method import Method
+from credo.method import Info, Method, TemperedMethod
 from credo.metrics import accuracy, ece
 from credo.model import Model
 from credo.posterior.posterior import Posterior
@@ -20,19 +22,21 @@ from credo.tools.held_out import Split
 from credo.tools.temperature_search import TemperatureRow
 from credo.train import fit
 from credo.train.feed import make_feed
-from credo.types import Json
+from credo.types import Batch, Json
 
 SCORING_BATCH = 1024
 
 
-class _Continued:
+@final
+class _Continued(Method[Any]):
     """A method whose ``init`` goes on from a state, so that `fit` needs no second loop."""
 
-    def __init__(self, method: Method, state: Any) -> None:
+    def __init__(self, method: Method[Any], state: Any) -> None:
         self._method, self.state = method, state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._method, name)
+        # What `fit` asks of a class is here asked of the method inside.
+        self.needs_all_data, self.default_epochs = (  # type: ignore[misc]
+            method.needs_all_data, method.default_epochs
+        )  # fmt: skip
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> Any:
         """The state of the value before; at the first value, that of the method."""
@@ -40,18 +44,38 @@ class _Continued:
             self.state = self._method.init(model, num_data, generator)
         return self.state
 
+    def update(self, state: Any, batch: Batch) -> tuple[Any, Info]:
+        """The method's."""
+        return self._method.update(state, batch)
+
+    def finish(self, state: Any, data: Iterable[Batch]) -> Any:
+        """The method's."""
+        return self._method.finish(state, data)
+
+    def summary(self, state: Any, nll: float = math.nan) -> dict[str, Any]:
+        """The method's."""
+        return self._method.summary(state, nll)
+
+    def optimizer_of(self, state: Any) -> Optimizer | None:
+        """The method's."""
+        return self._method.optimizer_of(state)
+
     def posterior(self, state: Any) -> Posterior:
         """The method's; the state is kept for the next value."""
         self.state = state
-        posterior: Posterior = self._method.posterior(state)
-        return posterior
+        return self._method.posterior(state)
 
 
 class TemperaturePath:
     """One state, trained on at one temperature after the other."""
 
     def __init__(
-        self, model: Model, method: Method, split: Split, samples: int, how: dict[str, Any]
+        self,
+        model: Model,
+        method: TemperedMethod[Any],
+        split: Split,
+        samples: int,
+        how: dict[str, Any],
     ) -> None:
         self.model, self.method, self.split, self.samples, self.how = (
             model, method, split, samples, how
@@ -63,13 +87,12 @@ class TemperaturePath:
 
     def train_on(self, temperature: float | Balanced, epochs: int, seed: int) -> None:
         """Add the row of this temperature."""
-        method = replace(cast(Any, self.method), temperature=temperature)
-        continued = _Continued(method, self._state)
+        continued = _Continued(self.method.at(temperature), self._state)
         # Warnings on a posterior that is not chosen would only confuse.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             posterior = fit(
-                self.model, cast(Method, continued), self.split.train, epochs=epochs, seed=seed,
+                self.model, continued, self.split.train, epochs=epochs, seed=seed,
                 **self.how,
             )  # fmt: skip
         self._state = continued.state

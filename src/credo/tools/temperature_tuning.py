@@ -40,12 +40,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, cast
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from credo.checks import Count, Index, Probability, Range, checked, positive
 from credo.errors import DataError, UnsupportedError
-from credo.method import Method
+from credo.method import TemperedMethod
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.schedules import ScheduleSpec
@@ -64,7 +64,7 @@ TEMPERATURES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 @checked
 def tune_temperature(
     model: Model,
-    method: Method,
+    method: TemperedMethod[Any],
     data: Any,
     values: Sequence[float] | None = None,
     kind: Literal["balanced", "temperature"] = "balanced",
@@ -136,7 +136,7 @@ def tune_temperature(
         if refit:
             start.restore(model)
             report.trying(f"{_in_words(tried[best])}, on all data")
-            chosen = _at(method, tried[best])
+            chosen = method.at(tried[best])
             posterior = fit(model, chosen, data, epochs=epochs, seed=seed, **how)
         else:
             posterior = path.leave_at_best()
@@ -156,9 +156,11 @@ def tune_temperature(
     return search
 
 
-def _refuse_misfits(method: Method, epochs: int, val_data: Any, folds: int | None) -> None:
+def _refuse_misfits(
+    method: TemperedMethod[Any], epochs: int, val_data: Any, folds: int | None
+) -> None:
     name = type(method).__name__
-    if not is_dataclass(method) or "temperature" not in {f.name for f in fields(method)}:
+    if not isinstance(method, TemperedMethod):
         raise UnsupportedError(
             f"{name} has no temperature to tune: use VI, VariationalLaplace, VOGN, IVON, Vadam, "
             "Laplace or MAP"
@@ -181,7 +183,7 @@ def _refuse_misfits(method: Method, epochs: int, val_data: Any, folds: int | Non
 
 
 def _temperatures(
-    method: Method, kind: str, values: Sequence[float] | None
+    method: TemperedMethod[Any], kind: str, values: Sequence[float] | None
 ) -> list[float | Balanced]:
     """What the values mean for this method, from the smallest up."""
     default = TAUS if kind == "balanced" else TEMPERATURES
@@ -194,7 +196,7 @@ def _temperatures(
         )
     if kind == "temperature":
         return list(chosen)
-    current = method.temperature  # type: ignore[attr-defined]
+    current = method.temperature
     rule = current if isinstance(current, Balanced) else Balanced(tau=1.0)
     return [replace(rule, tau=tau) for tau in chosen]
 
@@ -208,10 +210,6 @@ def _distinct(
     for temperature in asked:
         distinct.setdefault(temperature_at(temperature, segments, num_data, 0.0), temperature)
     return list(distinct.values())
-
-
-def _at(method: Method, temperature: float | Balanced) -> Method:
-    return cast(Method, replace(cast(Any, method), temperature=temperature))
 
 
 def _in_words(temperature: float | Balanced) -> str:

@@ -4,6 +4,9 @@ config.json         what was asked for: a run resumes only under the same config
 env.json            where it ran
 metrics.jsonl       one line per epoch
 state.safetensors   the last checkpoint, replaced atomically
+
+A checkpoint has a version, `CHECKPOINT_VERSION`: it says how methods lay out their state, and one
+of another version is refused by name rather than misread.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,8 +22,14 @@ from torch import Tensor
 from credo import storage
 from credo.errors import CheckpointError, FileFormatError
 from credo.types import Json
+from credo.version import __version__
+
+CHECKPOINT_VERSION = 2
+"""2: states are packed by their fields (`credo.packing`); 1, which had no number: by each method
+itself."""
 
 
+@final
 class RunFolder:
     """The files of one run."""
 
@@ -34,7 +43,8 @@ class RunFolder:
         """Whether there is a run of this configuration to resume; starts a new one otherwise."""
         stored = self._read_config()
         if stored is not None and resume and self.state_path.exists():
-            different = differences(stored, json.loads(json.dumps(config)))
+            self._refuse_other_version(stored.pop("checkpoint_version", 1))
+            different = differences(stored, json.loads(json.dumps(_plain(config))))
             if different:
                 raise CheckpointError(
                     f"{self.path} holds a run with other settings: {'; '.join(different)}. "
@@ -44,7 +54,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for leftover in (self.state_path, self.best_path, self.metrics_path):
             leftover.unlink(missing_ok=True)
-        self._write_json("config.json", config)
+        self._write_json("config.json", {"checkpoint_version": CHECKPOINT_VERSION, **config})
         self._write_json("env.json", storage.environment())
         return False
 
@@ -55,24 +65,26 @@ class RunFolder:
                 raise CheckpointError(
                     f"{name} is not finite, so {self.state_path} was kept as it was"
                 )
-        storage.write_tensors(self.state_path, tensors, {"kind": "checkpoint", **meta})
+        storage.write_tensors(self.state_path, tensors, self._header("checkpoint") | meta)
 
     def restore(self) -> tuple[dict[str, Tensor], Json]:
         """The last checkpoint."""
         tensors, meta = storage.read_tensors(self.state_path)
         if meta.get("kind") != "checkpoint":
             raise FileFormatError(f"{self.state_path} is not a checkpoint of a run")
+        self._refuse_other_version(meta.get("version", 1))
         return tensors, meta
 
     def keep_best(self, tensors: dict[str, Tensor], meta: Json) -> None:
         """Replace the best state so far; `best` reads it."""
-        storage.write_tensors(self.best_path, tensors, {"kind": "best", "method": meta})
+        storage.write_tensors(self.best_path, tensors, self._header("best") | {"method": meta})
 
     def best(self) -> tuple[dict[str, Tensor], Json]:
         """The state that `keep_best` wrote."""
         tensors, meta = storage.read_tensors(self.best_path)
         if meta.get("kind") != "best":
             raise FileFormatError(f"{self.best_path} is not the best state of a run")
+        self._refuse_other_version(meta.get("version", 1))
         return tensors, meta["method"]
 
     def append(self, record: Json) -> None:
@@ -98,6 +110,23 @@ class RunFolder:
         text = "".join(json.dumps(record) + "\n" for record in records)
         storage.write_atomically(self.metrics_path, text.encode())
         return records
+
+    def _header(self, kind: str) -> Json:
+        return {"kind": kind, "version": CHECKPOINT_VERSION}
+
+    def _refuse_other_version(self, version: Any) -> None:
+        if version == CHECKPOINT_VERSION:
+            return
+        try:
+            writer = json.loads((self.path / "env.json").read_text(encoding="utf-8"))["credo"]
+        except (OSError, ValueError, KeyError):
+            writer = "unknown"
+        raise CheckpointError(
+            f"{self.path} holds a run whose checkpoint has version {version}, written by Credo "
+            f"{writer}; this is Credo {__version__}, which reads version "
+            f"{CHECKPOINT_VERSION}. Finish the run with the Credo that began it, or start it anew "
+            "with resume=False or in another folder. Posteriors that were saved load as ever."
+        )
 
     def _read_config(self) -> Json | None:
         path = self.path / "config.json"

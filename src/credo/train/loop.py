@@ -10,21 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, final
 
 import torch
 from torch import Tensor
 
+from credo.checks import Count, Index, Remedy, checked
 from credo.collectives import Ranks
 from credo.errors import CheckpointError, DataError, NonFiniteError, UnsupportedError
 from credo.families import Delta
-from credo.method import Method
+from credo.method import Info, Method
 from credo.metrics import accuracy
 from credo.model import Model
 from credo.network.batches import to_device
 from credo.noise import key_to_seed
+from credo.packing import as_json
 from credo.posterior.posterior import Posterior
-from credo.schedules import ScheduleSpec, describe
+from credo.schedules import ScheduleSpec
 from credo.storage import under
 from credo.train.feed import Feed, make_feed
 from credo.train.folder import RunFolder
@@ -36,12 +38,25 @@ SECONDS_BETWEEN_CHECKPOINTS = 10.0
 VALIDATION_SAMPLES = 16
 
 
+def _how_to_make_a_model(given: object) -> str:
+    if isinstance(given, torch.nn.Module):
+        return "Wrap the network: credo.Model(net, credo.likelihoods.Categorical())"
+    return "It is made of a network and a likelihood: credo.Model(net, likelihood)"
+
+
+def _how_to_make_a_method(given: object) -> str:
+    if isinstance(given, type) and issubclass(given, Method):
+        return f"Call it: {given.__name__}()"
+    return "Such are credo.MAP(), credo.VI() and credo.Laplace()"
+
+
+@checked
 def fit(
-    model: Model,
-    method: Method,
+    model: Annotated[Model, Remedy(_how_to_make_a_model)],
+    method: Annotated[Method[Any], Remedy(_how_to_make_a_method)],
     train_data: Any,
-    epochs: int | None = None,
-    batch_size: int = 128,
+    epochs: Index | None = None,
+    batch_size: Count = 128,
     seed: int = 0,
     val_data: Any = None,
     folder: str | Path | None = None,
@@ -49,26 +64,44 @@ def fit(
     device: str | torch.device | None = None,
     progress: bool | Reporter = True,
     *,
-    num_data: int | None = None,
+    num_data: Count | None = None,
     schedule: ScheduleSpec = "constant",
     keep: Literal["last", "best"] = "last",
 ) -> Posterior:
     """Train ``model`` by ``method`` and return the posterior.
 
-    ``train_data`` is a tuple (inputs, targets) of tensors or arrays, a Dataset, or a DataLoader.
-    Training starts from the network's current weights and leaves it at the posterior mean.
-    Methods whose step takes all data (`HMC`) get them whole, whatever ``batch_size`` says.
+    Training starts from the network's current weights and leaves it at the posterior mean. With a
+    ``folder`` the run can be killed at any moment and called again: it resumes bit for bit from its
+    last checkpoint (with a DataLoader of your own, from the last epoch boundary), and a finished
+    run is not repeated. Ctrl-C stops after the current step with a checkpoint.
 
-    With a ``folder`` the run can be killed at any moment and called again: it resumes bit for bit
-    from its last checkpoint (with a DataLoader of your own, from the last epoch boundary), and a
-    finished run is not repeated. Ctrl-C stops after the current step with a checkpoint. A loss that
-    is not finite raises `NonFiniteError` and keeps the last good checkpoint.
+    Args:
+        model: A `credo.Model`: network, likelihood and prior.
+        method: How to train it: `credo.MAP`, `credo.VI`, `credo.Laplace`, ….
+        train_data: A tuple (inputs, targets) of tensors or arrays, a Dataset, or a DataLoader.
+        epochs: Passes over the data; None is the method's default.
+        batch_size: Examples in a minibatch. Methods whose step takes all data (`credo.HMC`) get
+            them whole, whatever it says; a DataLoader has its own.
+        seed: Of the order of the data and of all noise.
+        val_data: Scored after each epoch.
+        folder: Where the run is kept.
+        resume: Whether to go on from what the folder has.
+        device: Where to move network and likelihood first.
+        progress: A bar, silence, or a reporter of your own.
+        num_data: Training examples, where the data does not know its own length.
+        schedule: How the learning rates change on the way: "cosine", "linear", a function of the
+            fraction of training done, one of `credo.schedules`, or a mapping from "mean" and
+            "scale" to such.
+        keep: "best" returns the epoch with the lowest ``val_nll``: early stopping without having
+            to say when.
 
-    ``val_data`` is scored after each epoch. ``num_data`` is only needed where the data does not
-    know its own length. ``schedule`` changes the learning rates on the way: "cosine", "linear", a
-    function of the fraction of training done, one of `credo.schedules`, or a mapping from "mean"
-    and "scale" to such. ``keep="best"`` returns the epoch with the lowest ``val_nll``, early
-    stopping without having to say when. The records of all epochs are ``posterior.history``.
+    Returns:
+        The posterior; the records of all epochs are its ``history``.
+
+    Raises:
+        DataError: An argument or the data can't be meant.
+        NonFiniteError: The loss is not a number; the last good checkpoint is kept.
+        CheckpointError: The folder holds another run, or one of another version of Credo.
     """
     if Ranks().several:
         raise UnsupportedError(
@@ -80,14 +113,9 @@ def fit(
         model.net.to(device)
         if isinstance(model.likelihood, torch.nn.Module):
             model.likelihood.to(device)
-    whole = getattr(method, "needs_all_data", False)
-    feed = make_feed(train_data, batch_size, model, num_data, whole)
+    feed = make_feed(train_data, batch_size, model, num_data, method.needs_all_data)
     feed.check(model)
     epochs = method.default_epochs if epochs is None else epochs
-    if epochs < 0:
-        raise DataError(f"epochs={epochs} must be 0 or more")
-    if keep not in ("last", "best"):
-        raise DataError(f'keep={keep!r} must be "last" or "best"')
     if keep == "best" and val_data is None:
         raise DataError('keep="best" chooses an epoch by its NLL on val_data, and there is none')
     with (
@@ -103,6 +131,7 @@ def fit(
         return run.to_the_end()
 
 
+@final
 @dataclass
 class _Best:
     """The lowest validation NLL so far and the state that had it."""
@@ -112,13 +141,14 @@ class _Best:
     meta: Json = field(default_factory=dict)
 
 
+@final
 class _Run:
     """The state of one call of `fit`: what was done, and what is on disk."""
 
     def __init__(
         self,
         model: Model,
-        method: Method,
+        method: Method[Any],
         feed: Feed,
         epochs: int,
         seed: int,
@@ -134,15 +164,16 @@ class _Run:
         self.state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
         self.state.clock.num_batches = feed.num_batches
         self.schedule = schedule
-        self.rates = Rates(schedule, getattr(self.state, "optimizer", None))
-        self.epoch, self.batch, self.nll_sum, self.seconds = 0, 0, 0.0, 0.0
+        self.rates = Rates(schedule, method.optimizer_of(self.state))
+        self.epoch, self.batch, self.seconds = 0, 0, 0.0
+        self.sums: dict[str, float] = {"nll": 0.0}
         self.history: list[Json] = []
         self.keep, self.best = keep, _Best()
         self.folder: RunFolder | None = None
         self.saved_at = time.monotonic()
         if self.rates.watching:
             validated = {} if val_data is None else {"val_nll": 0.0, "val_accuracy": 0.0}
-            self.rates.check(self._numbers(nll=0.0) | validated)
+            self.rates.check(self._numbers({"nll": 0.0}) | validated)
 
     def attach(self, folder: RunFolder, resume: bool) -> None:
         """Keep checkpoints in this folder, starting from the one it has."""
@@ -181,11 +212,11 @@ class _Run:
         device = self.model.like.device
         started = time.monotonic()
         for batch in self.feed.batches(self.seed, self.epoch, skip=self.batch):
-            self.rates.set(self.epoch + self.batch / self.feed.num_batches, self.epochs)
+            if not self.rates.constant:
+                self.rates.set(self.epoch + self.batch / self.feed.num_batches, self.epochs)
             self.state, info = self.method.update(self.state, to_device(batch, device))
-            self.nll_sum += info.nll
-            self.batch += 1
-            self.report.step(self.epoch, self.batch, self.nll_sum / self.batch)
+            self._add(info)
+            self.report.step(self.epoch, self.batch, self.sums["nll"] / self.batch)
             if interrupted.is_set():
                 self._stop()
             if self.feed.exact and time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS:
@@ -194,27 +225,30 @@ class _Run:
             raise DataError("the training data yielded no batches")
         self.seconds += time.monotonic() - started
         self._record()
-        self.epoch, self.batch, self.nll_sum = self.epoch + 1, 0, 0.0
+        self.epoch, self.batch, self.sums = self.epoch + 1, 0, {"nll": 0.0}
         if time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS or not self.feed.exact:
             self.checkpoint()
 
-    def _numbers(self, nll: float) -> Json:
-        """What is known of the state, given the mean NLL of the epoch."""
-        record: Json = {
+    def _add(self, info: Info) -> None:
+        """Count one batch towards the epoch's means."""
+        self.batch += 1
+        self.sums["nll"] += info.nll
+        for name, value in info.extra.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def _numbers(self, means: Json) -> Json:
+        """What is known of the state, given the means over the epoch's batches."""
+        return {
             "epoch": self.epoch,
             "step": self.state.clock.step,
-            "nll": nll,
-            **self.method.summary(self.state),
+            **means,
+            **self.method.summary(self.state, means["nll"]),
             "seconds": self.seconds,
             **self.rates.summary(),
         }
-        if "kl" in record:
-            # ELBO_η of Huix et al. (2022), in nats over the whole data set.
-            record["elbo"] = -nll * self.feed.num_data - record["temperature"] * record["kl"]
-        return record
 
     def _record(self) -> None:
-        record = self._numbers(self.nll_sum / self.batch)
+        record = self._numbers({name: total / self.batch for name, total in self.sums.items()})
         if self.val_data is not None:
             record |= self._validate()
         self.rates.learn(record)
@@ -260,7 +294,7 @@ class _Run:
             return
         tensors, meta = self._pack_state()
         tensors["torch_rng"] = torch.get_rng_state()
-        place: Json = {"epoch": self.epoch, "batch": self.batch, "nll_sum": self.nll_sum}
+        place: Json = {"epoch": self.epoch, "batch": self.batch, "sums": self.sums}
         place |= {"seconds": self.seconds, "rates": self.rates.pack()}
         self.folder.checkpoint(tensors, {**place, "method": meta})
         self.saved_at = time.monotonic()
@@ -291,8 +325,8 @@ class _Run:
             self._restore_state(tensors, meta["method"])
             torch.set_rng_state(tensors["torch_rng"])
             self.epoch, self.batch = meta["epoch"], meta["batch"]
-            self.nll_sum, self.seconds = meta["nll_sum"], meta["seconds"]
-            self.rates.unpack(meta.get("rates"))
+            self.sums, self.seconds = meta["sums"], meta["seconds"]
+            self.rates.unpack(meta["rates"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit this model and method ({error}); use another folder, "
@@ -301,7 +335,7 @@ class _Run:
 
     def _config(self) -> Json:
         changing = {} if self.schedule == "constant" else {
-            "schedule": describe(self.schedule), "epochs": self.epochs
+            "schedule": as_json(self.schedule), "epochs": self.epochs
         }  # fmt: skip
         return {
             **changing,

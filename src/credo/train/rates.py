@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, final
 
 from torch.optim import Optimizer
 
 from credo.errors import DataError, UnsupportedError
+from credo.packing import as_json
 from credo.schedules import (
     Plateau,
     PlateauMemory,
     ScheduleSpec,
-    describe,
     factor_at,
     for_groups,
     numbers_in,
@@ -24,16 +24,21 @@ START = "initial_lr"
 """Where a group keeps its own rate: torch's name, so that torch's schedulers find it too."""
 
 
+@final
 class Rates:
-    """The rates of an optimizer's groups under a schedule, and what its plateaus have seen."""
+    """The rates of an optimizer's groups under a schedule, and what its plateaus have seen.
+
+    ``constant`` says that there is nothing to set.
+    """
 
     def __init__(self, spec: ScheduleSpec, optimizer: Optimizer | None) -> None:
         if spec != "constant" and optimizer is None:
             raise UnsupportedError(
-                f"schedule={describe(spec)!r} needs a method that trains by an optimizer; this one "
+                f"schedule={as_json(spec)!r} needs a method that trains by an optimizer; this one "
                 "has none"
             )
-        self.optimizer = None if spec == "constant" else optimizer
+        self.constant = spec == "constant"
+        self.optimizer = None if self.constant else optimizer
         self.names = [group.get("name", "mean") for group in self._groups]
         self.schedules = for_groups(spec, self.names)
         self.memories = [PlateauMemory()] * len(self.schedules)
@@ -81,10 +86,9 @@ class Rates:
         """For the checkpoint."""
         return [asdict(memory) for memory in self.memories]
 
-    def unpack(self, memories: list[Mapping[str, Any]] | None) -> None:
-        """The inverse of ``pack``; runs begun before there were plateaus have none."""
-        if memories is not None:
-            self.memories = [PlateauMemory(**memory) for memory in memories]
+    def unpack(self, memories: list[Mapping[str, Any]]) -> None:
+        """The inverse of ``pack``."""
+        self.memories = [PlateauMemory(**memory) for memory in memories]
 
 
 def _watched(schedule: Plateau, record: Json) -> float:

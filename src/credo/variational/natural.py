@@ -16,86 +16,91 @@ noise of the likelihood by Adam.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from credo import optim
-from credo.checks import positive
+from credo.checks import Count, Decay, NotNegative, Positive, checked
 from credo.families import DiagGaussian
 from credo.kl import kl_per_segment
-from credo.method import Clock, Info, refuse_nonfinite
+from credo.method import (
+    NOISE_LR,
+    Info,
+    TemperedMethod,
+    TrainedState,
+    refuse_nonfinite,
+    temperature_of,
+)
 from credo.model import Model
-from credo.network import FlatParams, Selection
+from credo.network import FlatParams
 from credo.noise import Draws
-from credo.optim import by_name as optimizers
 from credo.optim.base import NaturalOptimizer
 from credo.optim.groups import Group
+from credo.packing import STORED
 from credo.posterior.posterior import Posterior
 from credo.priors.normal import gaussian_around_zero, precision_of_segments
-from credo.storage import under
-from credo.temperature import (
-    Balanced,
-    Temperature,
-    check_temperature,
-    temperature_at,
-    temperature_config,
-)
-from credo.types import Batch, Json
-
-DEFAULT_TEMPERATURE = Balanced(tau=0.1)
-"""That of `VI`."""
-NOISE_LR = 3e-3
-"""Adam's rate for learned noise: that of `MAP`."""
+from credo.temperature import DEFAULT_TEMPERATURE, Temperature
+from credo.types import Batch
+from credo.variational.elbo import elbo
 
 
+@final
 @dataclass
-class NaturalState:
+class NaturalState(TrainedState):
     """The weights live in the network, q's curvature in the optimizer."""
 
-    model: Model
-    flat: FlatParams
-    random: Selection
+    flat: FlatParams = field(metadata=STORED)
     prior: DiagGaussian
-    num_data: int
-    optimizer: NaturalOptimizer
-    noise_optimizer: Optimizer | None
-    clock: Clock = field(default_factory=Clock)
+    optimizer: NaturalOptimizer = field(metadata=STORED)
+    noise_optimizer: Optimizer | None = field(metadata=STORED)
 
 
 @dataclass(frozen=True)
-class NaturalMethod(ABC):
+class NaturalMethod(TemperedMethod[NaturalState]):
     """What the three share; each adds its own settings and builds its own optimizer.
 
-    ``lr`` is the optimizer's step size, ``betas`` the shares that the averages of gradient and
-    curvature keep, ``samples`` the draws in each step, ``draws`` the noise source.
+    Args:
+        lr: The optimizer's step size.
+        betas: Shares that the averages of gradient and curvature keep.
+        hess_init: The curvature's first value.
+        samples: Draws of the weights in each step.
+        temperature: Weight of the KL: a number, a schedule, or `credo.Balanced`.
+        draws: The noise source: "table" (fast), "pool" (fastest) or "normal" (torch's).
     """
 
-    lr: float
-    betas: tuple[float, float]
-    hess_init: float
-    samples: int = 1
+    lr: Positive
+    betas: tuple[Decay, Decay]
+    hess_init: NotNegative
+    samples: Count = 1
     temperature: Temperature = DEFAULT_TEMPERATURE
     draws: Draws = "table"
-    default_epochs: int = 20
-
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        positive("lr", self.lr)
-        positive("samples", self.samples)
 
     @abstractmethod
-    def _optimizer(self, groups: list[Group], net: nn.Module, shared: dict[str, Any]) -> Any:
+    def _optimizer(
+        self, groups: list[Group], net: nn.Module, shared: dict[str, Any]
+    ) -> NaturalOptimizer:
         """The optimizer over these groups; ``shared`` are the options that all have."""
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> NaturalState:
         """q centred on the network's current weights."""
         prior = gaussian_around_zero(model.prior_over_weights(), type(self).__name__)
+        return self._start(model, num_data, prior, _groups(model, prior), generator)
+
+    def _start(
+        self,
+        model: Model,
+        num_data: int,
+        prior: DiagGaussian,
+        groups: list[Group],
+        generator: Generator | None,
+    ) -> NaturalState:
+        """The state whose optimizer has these groups."""
         shared = {
             "lr": self.lr,
             "num_data": num_data,
@@ -111,7 +116,7 @@ class NaturalMethod(ABC):
             random=model.random,
             prior=prior,
             num_data=num_data,
-            optimizer=self._optimizer(_groups(model, prior), model.net, shared),
+            optimizer=self._optimizer(groups, model.net, shared),
             noise_optimizer=torch.optim.Adam(noise, lr=NOISE_LR) if noise else None,
         )
 
@@ -119,7 +124,7 @@ class NaturalMethod(ABC):
         """One step on one minibatch."""
         clock, optimizer = state.clock, state.optimizer
         clock.begin(state.num_data, len(batch[1]))
-        temperature = self._temperature(state)
+        temperature = temperature_of(self.temperature, state)
         for group in optimizer.param_groups:
             group["temperature"] = temperature
         nll = 0.0
@@ -138,101 +143,111 @@ class NaturalMethod(ABC):
             state.noise_optimizer.step()
             state.noise_optimizer.zero_grad()
         clock.tick()
-        return state, Info(nll, {})
-
-    def finish(self, state: NaturalState, data: Iterable[Batch]) -> NaturalState:
-        """Nothing is left to do: the network is at the mean."""
-        return state
+        return state, Info(nll)
 
     def posterior(self, state: NaturalState) -> Posterior:
         """q, with its own copies of all tensors."""
         return Posterior.at_network(state.model, self._q(state), draws=self.draws)
 
-    def summary(self, state: NaturalState) -> dict[str, Any]:
-        """KL, temperature, scales; KL of each segment."""
+    def summary(self, state: NaturalState, nll: float = math.nan) -> dict[str, Any]:
+        """KL, ELBO, temperature, scales; KL of each segment."""
         q, segments = self._q(state), state.random.segments
         values = kl_per_segment(q, state.prior, [s.size for s in segments]).tolist()
+        kl, temperature = sum(values), temperature_of(self.temperature, state)
         return {
-            "kl": sum(values),
-            "temperature": self._temperature(state),
+            "kl": kl,
+            "temperature": temperature,
+            "elbo": elbo(nll, kl, temperature, state.num_data),
             "mean_scale": float(q.scale.mean()),
             "kl_segments": dict(zip((s.name for s in segments), values, strict=True)),
         }
 
-    def pack(self, state: NaturalState) -> tuple[dict[str, Tensor], Json]:
-        """Weights and optimizers."""
-        tensors, meta = optimizers.pack(state.optimizer)
-        packed = {"weights": state.flat.vector}
-        packed |= {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
-        more: Json = {"optimizer": meta, "step": state.clock.step, "batch": state.clock.batch}
-        if state.noise_optimizer is not None:
-            tensors, more["noise"] = optimizers.pack(state.noise_optimizer)
-            packed |= {f"noise.{name}": tensor for name, tensor in tensors.items()}
-        return packed, more
-
-    def unpack(
-        self, state: NaturalState, tensors: Mapping[str, Tensor], meta: Json
-    ) -> NaturalState:
-        """The inverse of ``pack``."""
-        with state.flat.writing() as vector:
-            vector.copy_(tensors["weights"])
-        optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
-        if state.noise_optimizer is not None:
-            optimizers.unpack(state.noise_optimizer, under("noise.", tensors), meta["noise"])
-        state.clock.step, state.clock.batch = meta["step"], meta["batch"]
-        return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        settings = {name: value for name, value in asdict(self).items() if name != "default_epochs"}
-        settings["temperature"] = temperature_config(self.temperature)
-        return {"type": type(self).__name__, **settings, "betas": list(self.betas)}
+    def optimizer_of(self, state: NaturalState) -> Optimizer:
+        """The natural-gradient one."""
+        return state.optimizer
 
     def _q(self, state: NaturalState) -> DiagGaussian:
         q = state.optimizer.posterior(state.model.net, state.model.likelihood).q
         assert isinstance(q, DiagGaussian)
         return q
 
-    def _temperature(self, state: NaturalState) -> float:
-        clock = state.clock
-        return temperature_at(self.temperature, state.random.segments, state.num_data, clock.epoch)
 
-
+@final
+@checked
 @dataclass(frozen=True)
 class VOGN(NaturalMethod):
-    """Variational online Gauss–Newton: curvature from squared gradients of single examples."""
+    """Variational online Gauss–Newton: curvature from squared gradients of single examples.
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    hess_init: float = 0.01
-    damping: float = 1e-8
+    Args:
+        lr: Step size.
+        betas: Shares that the averages of gradient and curvature keep.
+        hess_init: The curvature's first value.
+        samples: Draws of the weights in each step.
+        temperature: Weight of the KL: a number, a schedule, or `credo.Balanced`.
+        draws: The noise source: "table" (fast), "pool" (fastest) or "normal" (torch's).
+        damping: Added to the mean's denominator only: the scales stay the posterior's.
+    """
 
-    def _optimizer(self, groups: list[Group], net: nn.Module, shared: dict[str, Any]) -> Any:
+    lr: Positive = 1e-3
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    hess_init: Positive = 0.01
+    damping: NotNegative = 1e-8
+
+    def _optimizer(
+        self, groups: list[Group], net: nn.Module, shared: dict[str, Any]
+    ) -> NaturalOptimizer:
         return optim.VOGN(groups, damping=self.damping, module=net, **shared)
 
 
+@final
+@checked
 @dataclass(frozen=True)
 class IVON(NaturalMethod):
-    """Improved variational online Newton: curvature read off gradient times noise."""
+    """Improved variational online Newton: curvature read off gradient times noise.
 
-    lr: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.99999)
-    hess_init: float = 1.0
-    clip_radius: float | None = None
+    Args:
+        lr: Step size, about that of SGD.
+        betas: Shares that the averages of gradient and curvature keep.
+        hess_init: The curvature's first value.
+        samples: Draws of the weights in each step.
+        temperature: Weight of the KL: a number, a schedule, or `credo.Balanced`.
+        draws: The noise source: "table" (fast), "pool" (fastest) or "normal" (torch's).
+        clip_radius: The largest step of a weight, in units of the rate.
+    """
 
-    def _optimizer(self, groups: list[Group], net: nn.Module, shared: dict[str, Any]) -> Any:
+    lr: Positive = 0.1
+    betas: tuple[Decay, Decay] = (0.9, 0.99999)
+    hess_init: Positive = 1.0
+    clip_radius: Positive | None = None
+
+    def _optimizer(
+        self, groups: list[Group], net: nn.Module, shared: dict[str, Any]
+    ) -> NaturalOptimizer:
         return optim.IVON(groups, clip_radius=self.clip_radius, **shared)
 
 
+@final
+@checked
 @dataclass(frozen=True)
 class Vadam(NaturalMethod):
-    """Adam with weight noise: squared minibatch gradients for curvature, and a square root."""
+    """Adam with weight noise: squared minibatch gradients for curvature, and a square root.
 
-    lr: float = 3e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    hess_init: float = 0.0
+    Args:
+        lr: Step size, that of Adam.
+        betas: Shares that the averages of gradient and curvature keep.
+        hess_init: The curvature's first value.
+        samples: Draws of the weights in each step.
+        temperature: Weight of the KL: a number, a schedule, or `credo.Balanced`.
+        draws: The noise source: "table" (fast), "pool" (fastest) or "normal" (torch's).
+    """
 
-    def _optimizer(self, groups: list[Group], net: nn.Module, shared: dict[str, Any]) -> Any:
+    lr: Positive = 3e-3
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    hess_init: NotNegative = 0.0
+
+    def _optimizer(
+        self, groups: list[Group], net: nn.Module, shared: dict[str, Any]
+    ) -> NaturalOptimizer:
         return optim.Vadam(groups, **shared)
 
 

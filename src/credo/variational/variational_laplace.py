@@ -17,7 +17,7 @@ s                         the prior's scale; its mean may also be other than 0
 
 At rest σ² = η/(F + η/s²), F the summed Fisher information: ``scales="fixed_point"`` puts a running
 average of it there instead of following the gradient of log σ. With the Hessian the objective is
-unbounded in σ² wherever the log-likelihood's H_λλ exceeds η/s² (document 002, eq. 24).
+unbounded in σ² wherever the log-likelihood's H_λλ exceeds η/s² (Unlu & Aitchison 2021, eq. 24).
 ``guard=True`` then keeps σ ≤ s, which is where clamping such curvatures at zero would lead;
 ``guard=False`` lets the scales run away.
 
@@ -27,8 +27,8 @@ differentiates the gradient) to about 1e-3. ``penalty_share=0.5`` estimates the 
 half of each batch: unbiased, and cheaper. With batch norm both parts are then normalised by
 themselves, as in batches of their own size.
 
-References: document 002 (Unlu and Aitchison), with corrections: s² in both slots of eq. 30; a
-starting point of log s − 3 means σ = 0.0498·s.
+Reference: Unlu & Aitchison 2021, with corrections: s² in both slots of eq. 30; a starting point of
+log s − 3 means σ = 0.0498·s.
 
     >>> import torch, credo
     >>> from credo.variational.variational_laplace import VariationalLaplace
@@ -46,123 +46,112 @@ starting point of log s − 3 means σ = 0.0498·s.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, final
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 from torch.optim import Optimizer
 
-from credo.checks import positive
+from credo.checks import Decay, NotNegative, Positive, Range, checked
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_per_segment
-from credo.method import Clock, Info, refuse_nonfinite, segment_norms
+from credo.method import (
+    Info,
+    TemperedMethod,
+    TrainedState,
+    refuse_nonfinite,
+    segment_norms,
+    temperature_of,
+)
 from credo.model import Model
 from credo.network import FlatParams, Selection
 from credo.noise import Draws, key_to_seed
 from credo.optim import by_name as optimizers
+from credo.packing import STORED
 from credo.posterior.posterior import Posterior
-from credo.storage import under
-from credo.temperature import (
-    Balanced,
-    Temperature,
-    check_temperature,
-    temperature_at,
-    temperature_config,
-)
-from credo.types import Batch, FlatDistribution, Json, Vector
-from credo.variational.cross_entropy import CrossEntropy, chain_to_rho_, cross_entropy
-from credo.variational.rates import scale_rate
-from credo.variational.scale_convergence import ScalePath
-from credo.variational.squared_gradient import (
+from credo.temperature import DEFAULT_TEMPERATURE, Temperature, temperature_at
+from credo.types import Batch, FlatDistribution, Vector
+from credo.variational.elbo import PriorTerm, chain_to_rho_, elbo, prior_term
+from credo.variational.expansion import (
     Curvature,
-    HessianDiagonal,
-    PenalisedStep,
+    ExpansionStep,
+    HessianPenalty,
     Route,
-    SquaredGradient,
+    SquaredGradientPenalty,
 )
-
-SCALE_LR_RATIO = 10.0
-"""``scale_lr`` / ``lr`` when only ``lr`` is given: the paper's."""
-DEFAULT_TEMPERATURE = Balanced(tau=0.1)
-"""That of `VI`."""
+from credo.variational.scales import ScalePath, scale_rate
 
 
+@final
 @dataclass
-class VariationalLaplaceState:
+class VariationalLaplaceState(TrainedState):
     """q's parameters and gradient buffers; between updates the network stands at the mean.
 
     ``mean`` and ``point`` are the network's own memory where that is in one piece. ``spread`` is
     log σ, or the running Fisher information of one example.
     """
 
-    model: Model
     flat: FlatParams
-    random: Selection
     fixed: Selection
     prior: FlatDistribution
     prior_scale: Vector
-    num_data: int
     seed: int
-    mean: Vector
-    spread: Vector
+    mean: Vector = field(metadata=STORED)
+    spread: Vector = field(metadata=STORED)
     scale: Vector
-    point: Vector
+    point: Vector = field(metadata=STORED)
     grad_mean: Vector
     grad_scale: Vector
     grad_point: Vector
-    penalty: SquaredGradient | HessianDiagonal
-    cross_entropy: CrossEntropy
-    optimizer: Optimizer
-    path: ScalePath | None
-    clock: Clock = field(default_factory=Clock)
+    penalty: SquaredGradientPenalty | HessianPenalty
+    prior_term: PriorTerm
+    optimizer: Optimizer = field(metadata=STORED)
+    path: ScalePath | None = field(metadata=STORED)
 
 
+@final
+@checked
 @dataclass(frozen=True)
-class VariationalLaplace:
+class VariationalLaplace(TemperedMethod[VariationalLaplaceState]):
     """Mean-field Gaussian by a second-order expansion at the mean.
 
-    ``scale_lr``: rate of log σ; instead of it ``scale_ratio`` gives its ratio to ``lr``, which is
-    ten unless said. ``optimizer``: as for `VI`. ``init_scale``: initial σ as a fraction
-    of the prior's. ``fisher_decay``: what the running Fisher information keeps per step, with
-    ``scales="fixed_point"``. ``draws``: the noise source of predictions.
+    Args:
+        curvature: "fisher" (labels drawn from the network), "empirical" (the true ones) or
+            "hessian".
+        temperature: Weight of the KL: a number, a schedule, or `credo.Balanced`.
+        optimizer: As for `VI`.
+        lr: The means' learning rate.
+        scale_lr: Rate of log σ; 0 fixes the scales.
+        scales: "gradient" follows the gradient of log σ, "fixed_point" puts σ where it would rest.
+        route: "difference" (two ordinary passes) or "exact" (torch differentiates the gradient).
+        penalty_share: The share of each batch that the penalty is estimated on.
+        guard: With the Hessian, keep σ at or below the prior's.
+        init_scale: Initial σ as a fraction of the prior's.
+        fisher_decay: What the running Fisher information keeps per step, with
+            ``scales="fixed_point"``.
+        draws: The noise source of predictions.
+        scale_ratio: ``scale_lr`` as a multiple of ``lr``, in its place; ten unless said.
     """
 
     curvature: Curvature = "fisher"
     temperature: Temperature = DEFAULT_TEMPERATURE
     optimizer: optimizers.OptimizerSpec = "adam"
-    lr: float = 3e-3
-    scale_lr: float | None = None
+    lr: Positive = 3e-3
+    scale_lr: NotNegative | None = None
     scales: Literal["gradient", "fixed_point"] = "gradient"
     route: Route = "difference"
-    penalty_share: float = 1.0
+    penalty_share: Annotated[float, Range(0, 1, open_low=True)] = 1.0
     guard: bool = True
-    init_scale: float = math.exp(-3)
-    fisher_decay: float = 0.99
+    init_scale: Positive = field(default=math.exp(-3))
+    fisher_decay: Decay = 0.99
     draws: Draws = "table"
-    default_epochs: int = 20
-    scale_ratio: float | None = None
+    scale_ratio: NotNegative | None = None
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        for name in ("lr", "init_scale", "penalty_share"):
-            positive(name, getattr(self, name))
-        scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
-        if self.penalty_share > 1:
-            raise DataError(
-                f"penalty_share={self.penalty_share} must be at most 1, the whole batch"
-            )
-        if not 0 <= self.fisher_decay < 1:
-            raise DataError(f"fisher_decay={self.fisher_decay} must be 0 or more and less than 1")
-        for name, known in (
-            ("curvature", ("fisher", "hessian", "empirical")),
-            ("scales", ("gradient", "fixed_point")),
-            ("route", ("difference", "exact")),
-        ):
-            if getattr(self, name) not in known:
-                raise DataError(f"{name}={getattr(self, name)!r} is unknown; choose from {known}")
+        scale_rate(self.lr, self.scale_lr, self.scale_ratio)
         if self.curvature == "hessian" and self.scales == "fixed_point":
             raise UnsupportedError(
                 "the fixed point σ² = η/(F + η/s²) needs a curvature that is never negative, which "
@@ -193,7 +182,7 @@ class VariationalLaplace:
             spread = temperature / num_data * (scale.pow(-2) - prior_scale.pow(-2))
         else:
             spread.grad = grad_scale
-            rate = scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
+            rate = scale_rate(self.lr, self.scale_lr, self.scale_ratio)
             groups.append({"params": [spread], "lr": rate, "name": "scale"})
         return VariationalLaplaceState(
             model=model,
@@ -211,10 +200,10 @@ class VariationalLaplace:
             grad_mean=grad_mean,
             grad_scale=grad_scale,
             grad_point=grad_point,
-            penalty=HessianDiagonal()
+            penalty=HessianPenalty()
             if self.curvature == "hessian"
-            else SquaredGradient(self.curvature, self.route),
-            cross_entropy=cross_entropy(prior),
+            else SquaredGradientPenalty(self.curvature, self.route),
+            prior_term=prior_term(prior),
             optimizer=optimizers.build(self.optimizer, groups),
             path=ScalePath.starting_at(scale, prior_scale) if self.scales == "gradient" else None,
         )
@@ -226,8 +215,8 @@ class VariationalLaplace:
         state.clock.begin(state.num_data, len(batch[1]))
         weight = self._temperature(state) / state.num_data
         self._refresh_scale(state)
-        penalised = state.penalty.gradients(self._step(state, batch))
-        expected = penalised.nll + penalised.penalty
+        expanded = state.penalty.gradients(self._step(state, batch))
+        expected = expanded.nll + expanded.penalty
         refuse_nonfinite(expected, state.flat, state.clock)
         with torch.no_grad():
             self._add_kl(state, weight)
@@ -244,7 +233,7 @@ class VariationalLaplace:
             if state.clock.batch == 0:
                 self._refresh_scale(state)
                 state.path.end_epoch(state.scale, state.prior_scale)
-        return state, Info(expected, {"nll_at_mean": penalised.nll, "penalty": penalised.penalty})
+        return state, Info(expected, {"nll_at_mean": expanded.nll, "penalty": expanded.penalty})
 
     def finish(
         self, state: VariationalLaplaceState, data: Iterable[Batch]
@@ -258,57 +247,29 @@ class VariationalLaplace:
         """q, with its own copies of all tensors."""
         return Posterior.at_network(state.model, self._q(state), draws=self.draws)
 
-    def summary(self, state: VariationalLaplaceState) -> dict[str, Any]:
-        """KL, temperature, scales and how far they moved; KL and gradient norm for each segment."""
+    def summary(self, state: VariationalLaplaceState, nll: float = math.nan) -> dict[str, Any]:
+        """KL, ELBO, temperature, scales and their way; KL and gradient norm for each segment."""
         q, segments = self._q(state), state.random.segments
         values = kl_per_segment(q, state.prior, [s.size for s in segments]).tolist()
+        kl, temperature = sum(values), self._temperature(state)
         return {
-            "kl": sum(values),
-            "temperature": self._temperature(state),
+            "kl": kl,
+            "temperature": temperature,
+            "elbo": elbo(nll, kl, temperature, state.num_data),
             "mean_scale": float(q.scale.mean()),
             **(state.path.summary() if state.path is not None else {}),
             "kl_segments": dict(zip((s.name for s in segments), values, strict=True)),
             "gradient_norm": segment_norms(state.grad_mean, state.random),
         }
 
-    def pack(self, state: VariationalLaplaceState) -> tuple[dict[str, Tensor], Json]:
-        """q, point parameters and optimizer."""
-        tensors, meta = optimizers.pack(state.optimizer)
-        own = {"mean": state.mean, "spread": state.spread, "point": state.point}
-        return (
-            {**own, **{f"optimizer.{k}": v for k, v in tensors.items()}},
-            {
-                "optimizer": meta,
-                "step": state.clock.step,
-                "batch": state.clock.batch,
-                "scale_path": state.path.pack() if state.path is not None else None,
-            },
-        )
+    def optimizer_of(self, state: VariationalLaplaceState) -> Optimizer:
+        """The one over means and scales."""
+        return state.optimizer
 
-    def unpack(
-        self, state: VariationalLaplaceState, tensors: Mapping[str, Tensor], meta: Json
-    ) -> VariationalLaplaceState:
-        """The inverse of ``pack``."""
+    def restored(self, state: VariationalLaplaceState) -> None:
+        """The network stands at the mean."""
         with state.flat.writing() as vector:
-            for name in ("mean", "spread", "point"):
-                getattr(state, name).copy_(tensors[name])
             self._write_mean(state, vector)
-        optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
-        state.clock.step, state.clock.batch = meta["step"], meta["batch"]
-        if state.path is not None:
-            state.path.unpack(meta.get("scale_path"))
-        return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        names = ("curvature", "lr", "scale_lr", "scale_ratio", "scales", "route", "penalty_share",
-                 "guard", "init_scale", "fisher_decay", "draws")  # fmt: skip
-        return {
-            "type": "VariationalLaplace",
-            "temperature": temperature_config(self.temperature),
-            "optimizer": optimizers.describe(self.optimizer),
-            **{name: getattr(self, name) for name in names},
-        }
 
     def _refuse_misfits(self, model: Model, prior: FlatDistribution) -> None:
         one = torch.ones(1)
@@ -330,7 +291,7 @@ class VariationalLaplace:
                 "Categorical, Bernoulli or Gaussian"
             )
 
-    def _step(self, state: VariationalLaplaceState, batch: Batch) -> PenalisedStep:
+    def _step(self, state: VariationalLaplaceState, batch: Batch) -> ExpansionStep:
         device = state.scale.device
         generator = Generator(device).manual_seed(key_to_seed(state.seed, state.clock.step))
         size, rows = len(batch[1]), None
@@ -338,7 +299,7 @@ class VariationalLaplace:
         chosen = max(2, round(self.penalty_share * size))
         if chosen <= size - 2:
             rows = torch.randperm(size, generator=generator, device=device)[:chosen]
-        return PenalisedStep(
+        return ExpansionStep(
             model=state.model,
             flat=state.flat,
             random=state.random,
@@ -359,7 +320,7 @@ class VariationalLaplace:
             # ∂penalty/∂σ = σ·f with f = S·ḡ², the Fisher information of one example.
             state.spread.mul_(self.fisher_decay)
             state.spread.addcdiv_(state.grad_scale, state.scale, value=1 - self.fisher_decay)
-        state.cross_entropy.add_gradients_(
+        state.prior_term.add_gradients_(
             state.mean, state.scale, weight, state.grad_mean, state.grad_scale
         )
         chain_to_rho_(state.grad_scale, state.scale, links.EXP, entropy_weight=weight)
@@ -370,9 +331,7 @@ class VariationalLaplace:
         state.fixed.write(vector, state.point)
 
     def _temperature(self, state: VariationalLaplaceState) -> float:
-        value = temperature_at(
-            self.temperature, state.random.segments, state.num_data, state.clock.epoch
-        )
+        value = temperature_of(self.temperature, state)
         if self.scales == "fixed_point" and not value:
             raise DataError('temperature 0 has no spread: with scales="fixed_point" it must be > 0')
         return value

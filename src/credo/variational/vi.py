@@ -16,8 +16,8 @@ Gradients of mean and scale are closed forms of (g, ε): nothing is differentiat
 sampling (see `credo.variational.estimators`). ``noise="local"`` and ``"flipout"`` perturb
 activations instead of weights, for less variance at about twice the price.
 
-References: Graves 2011; Blundell et al. 2015; document 003 (estimators, KL weights, separate rates)
-and 000 (temperature). Corrections: the prior of ReLU layers is Kaiming's with a = 0, not 1.
+References: Graves 2011; Blundell et al. 2015; Book 2020 (estimators, KL weights, separate rates);
+Huix et al. 2022 (temperature). Correction: the prior of ReLU layers is Kaiming's with a = 0, not 1.
 
     >>> import torch, credo
     >>> x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
@@ -31,146 +31,149 @@ and 000 (temperature). Corrections: the prior of ReLU layers is Kaiming's with a
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from credo import noise as noise_sources
-from credo.checks import positive
-from credo.errors import DataError, UnsupportedError
+from credo.checks import Count, NotNegative, Positive, checked
+from credo.errors import UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_monte_carlo, kl_per_segment
-from credo.method import Clock, Info, refuse_nonfinite, segment_norms
+from credo.method import (
+    Info,
+    TemperedMethod,
+    TrainedState,
+    refuse_nonfinite,
+    segment_norms,
+    temperature_of,
+)
 from credo.model import Model
 from credo.network import FlatParams, Selection
 from credo.optim import by_name as optimizers
+from credo.packing import STORED
 from credo.posterior.posterior import Posterior
-from credo.storage import under
-from credo.temperature import (
-    Balanced,
-    Temperature,
-    check_temperature,
-    temperature_at,
-    temperature_config,
+from credo.temperature import DEFAULT_TEMPERATURE, Temperature
+from credo.types import Batch, FlatDistribution, Vector
+from credo.variational.elbo import (
+    KLWeights,
+    PriorTerm,
+    chain_to_rho_,
+    elbo,
+    kl_weights,
+    prior_term,
 )
-from credo.types import Batch, FlatDistribution, Json, Vector
-from credo.variational.cross_entropy import CrossEntropy, chain_to_rho_, cross_entropy
 from credo.variational.estimators import (
     Estimator,
     Flipout,
+    GaussianStep,
     LocalReparameterisation,
     ScoreFunction,
-    Step,
     WeightNoise,
 )
 from credo.variational.estimators.score import Baseline
-from credo.variational.kl_weights import KLWeights, kl_weights
-from credo.variational.rates import scale_rate
-from credo.variational.scale_convergence import ScalePath
-
-# Chosen by measurement, as are the defaults of `VI`: see docs/defaults.md.
-SCALE_LR_RATIO = 10.0
-"""``scale_lr`` / ``lr`` when only ``lr`` is given."""
-DEFAULT_TEMPERATURE = Balanced(tau=0.1)
-"""1 for a small model with much data, less where weights outnumber examples."""
+from credo.variational.scales import ScalePath, scale_rate
 
 
+@final
 @dataclass
-class VIState:
+class VIState(TrainedState):
     """q's parameters and everything a step reuses.
 
-    ``grad_mean`` and ``grad_rho`` double as scratch memory: the noise of a step lives in the
-    latter until it becomes a gradient.
+    ``grad_scale`` is where the estimator leaves ∂/∂scale, turned in place into ∂/∂ρ.
     """
 
-    model: Model
     flat: FlatParams
-    random: Selection
     fixed: Selection
     prior: FlatDistribution
-    num_data: int
-    mean: Vector
-    rho: Vector
+    mean: Vector = field(metadata=STORED)
+    rho: Vector = field(metadata=STORED)
     scale: Vector
-    point: Vector
+    point: Vector = field(metadata=STORED)
     grad_mean: Vector
-    grad_rho: Vector
+    grad_scale: Vector
     grad_point: Vector
+    link: links.Link
     estimator: Estimator
-    cross_entropy: CrossEntropy | None
-    optimizer: Optimizer
-    initial_kl: float
-    path: ScalePath
-    clock: Clock = field(default_factory=Clock)
+    prior_term: PriorTerm | None
+    optimizer: Optimizer = field(metadata=STORED)
+    initial_kl: float = field(metadata=STORED)
+    path: ScalePath = field(metadata=STORED)
 
 
+@final
+@checked
 @dataclass(frozen=True)
-class VI:
+class VI(TemperedMethod[VIState]):
     """Mean-field Gaussian variational inference.
 
-    ``estimator``: "reparam" (closed-form KL), "total", "path" (sticking the landing) or "score"
-    (with ``baseline``). ``noise``: "weight", "local" or "flipout". ``draws``: the noise source,
-    "table" (fast), "pool" (fastest) or "normal" (torch's). ``scale_lr``: rate of ρ; instead of
-    it ``scale_ratio`` gives its ratio to ``lr``, which is ten unless said. ``optimizer``: a name, a
-    callable, or one for each of "mean" and "scale". ``temperature=1`` is the ELBO proper.
-    ``init_scale``: initial scale as a fraction of the prior's. ``warmup``: epochs over which the
-    KL's weight rises linearly from nothing.
+    Args:
+        samples: Draws of the weights per step.
+        estimator: "reparam" (closed-form KL), "total", "path" (sticking the landing) or "score"
+            (with ``baseline``).
+        noise: "weight", "local" or "flipout".
+        temperature: Weight of the KL; 1 is the ELBO proper.
+        kl_weights: How the KL is shared out over the minibatches of an epoch.
+        optimizer: A name, a callable, or one for each of "mean" and "scale".
+        lr: The means' learning rate.
+        scale_lr: The scales' (ρ's); 0 fixes them.
+        draws: The noise source: "table" (fast), "pool" (fastest) or "normal" (torch's).
+        link: "exp" or "softplus", from ρ to the scale.
+        init_scale: Initial scale as a fraction of the prior's.
+        warmup: Epochs over which the KL's weight rises linearly from nothing.
+        baseline: What the score estimator subtracts: "loo", "optimal" or "none".
+        scale_ratio: ``scale_lr`` as a multiple of ``lr``, in its place; ten unless said.
+        start: A Gaussian over the random weights to begin at, in place of the network's weights
+            with small scales. A posterior that stays near it is then not warned of.
     """
 
-    samples: int = 1
+    samples: Count = 1
     estimator: Literal["reparam", "total", "path", "score"] = "reparam"
     noise: Literal["weight", "local", "flipout"] = "weight"
     temperature: Temperature = DEFAULT_TEMPERATURE
     kl_weights: KLWeights = "uniform"
     optimizer: optimizers.OptimizerSpec = "adam"
-    lr: float = 3e-3
-    scale_lr: float | None = None
+    lr: Positive = 3e-3
+    scale_lr: NotNegative | None = None
     draws: noise_sources.Draws = "table"
     link: links.LinkName = "exp"
-    init_scale: float = 0.05
-    warmup: float = 0.0
+    init_scale: Positive = 0.05
+    warmup: NotNegative = 0.0
     baseline: Baseline = "loo"
-    default_epochs: int = 20
-    scale_ratio: float | None = None
+    scale_ratio: NotNegative | None = None
+    start: DiagGaussian | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        for name in ("samples", "lr", "init_scale"):
-            positive(name, getattr(self, name))
-        scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
-        if self.warmup < 0:
-            raise DataError(f"warmup={self.warmup} must be a number of epochs, 0 or more")
-        for name, known in (
-            ("estimator", ("reparam", "total", "path", "score")),
-            ("noise", ("weight", "local", "flipout")),
-        ):
-            if getattr(self, name) not in known:
-                raise DataError(f"{name}={getattr(self, name)!r} is unknown; choose from {known}")
+        scale_rate(self.lr, self.scale_lr, self.scale_ratio)
         if self.noise != "weight" and self.estimator != "reparam":
             raise UnsupportedError(
                 f"noise={self.noise!r} never draws the weights, so a KL sampled at the drawn "
                 f'weights (estimator={self.estimator!r}) does not exist: use estimator="reparam"'
             )
-        links.by_name(self.link)
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> VIState:
         """q centred on the network's current weights, with small scales."""
         flat, random, fixed = model.bind(), model.random, model.deterministic
         flat.forget_gradients()
         prior = model.prior_over_weights()
+        link = links.by_name(self.link)
         mean = random.read(flat.vector)
         prior_scale = _prior_scale(prior, mean)
         scale = (self.init_scale * prior_scale).expand_as(mean).contiguous()
-        rho = links.by_name(self.link).inverse(scale)
+        if self.start is not None:
+            q = self.start.on(random.segments, mean)
+            mean, scale = q.mean.clone(), q.scale.expand_as(mean).clone()
+        rho = link.inverse(scale)
         point = fixed.read(flat.vector)
         grads = [torch.zeros_like(vector) for vector in (mean, rho, point)]
         mean.grad, rho.grad, point.grad = grads
-        rate = scale_rate(self.lr, self.scale_lr, self.scale_ratio, SCALE_LR_RATIO)
+        rate = scale_rate(self.lr, self.scale_lr, self.scale_ratio)
         points = [point] if fixed.size else []
         groups: optimizers.Groups = [
             {"params": [mean, *points, *model.noise_parameters()], "lr": self.lr, "name": "mean"},
@@ -190,10 +193,11 @@ class VI:
             scale=scale,
             point=point,
             grad_mean=grads[0],
-            grad_rho=grads[1],
+            grad_scale=grads[1],
             grad_point=grads[2],
+            link=link,
             estimator=estimator,
-            cross_entropy=None if estimator.integrates_kl else cross_entropy(prior),
+            prior_term=None if estimator.integrates_kl else prior_term(prior),
             optimizer=optimizers.build(self.optimizer, groups),
             initial_kl=0.0,
             path=ScalePath.starting_at(scale, prior_scale),
@@ -206,9 +210,8 @@ class VI:
         clock = state.clock
         clock.begin(state.num_data, len(batch[1]))
         weight = self._kl_weight(state)
-        link = links.by_name(self.link)
         self._refresh_scale(state)
-        step = Step(
+        step = GaussianStep(
             flat=state.flat,
             random=state.random,
             mean=state.mean,
@@ -218,17 +221,17 @@ class VI:
             samples=self.samples,
             key=(clock.step,),
             grad_mean=state.grad_mean,
-            grad_scale=state.grad_rho,
+            grad_scale=state.grad_scale,
         )
         nll = state.estimator.gradients(step)
         refuse_nonfinite(nll, state.flat, clock)
         with torch.no_grad():
-            if state.cross_entropy is not None:
-                state.cross_entropy.add_gradients_(
-                    state.mean, state.scale, weight, state.grad_mean, state.grad_rho
+            if state.prior_term is not None:
+                state.prior_term.add_gradients_(
+                    state.mean, state.scale, weight, state.grad_mean, state.grad_scale
                 )
             entropy_weight = 0.0 if state.estimator.integrates_kl else weight
-            chain_to_rho_(state.grad_rho, state.scale, link, entropy_weight)
+            chain_to_rho_(state.grad_scale, state.scale, state.link, entropy_weight)
             if state.fixed.size:
                 state.flat.gradient(state.fixed, out=state.grad_point)
             state.optimizer.step()
@@ -242,13 +245,14 @@ class VI:
         if clock.batch == 0:
             self._refresh_scale(state)
             state.path.end_epoch(state.scale, _prior_scale(state.prior, state.mean))
-        return state, Info(nll, {})
+        return state, Info(nll)
 
     def finish(self, state: VIState, data: Iterable[Batch]) -> VIState:
         """Leave the network at the mean, and say so if the posterior looks degenerate."""
         self._write_mean(state)
-        self._warn_if_degenerate(state)
-        state.path.warn_if_stopped_early()
+        if self.start is None:
+            self._warn_if_degenerate(state)
+            state.path.warn_if_stopped_early()
         return state
 
     def posterior(self, state: VIState) -> Posterior:
@@ -258,58 +262,27 @@ class VI:
         q = DiagGaussian(state.mean.clone(), state.scale.clone())
         return Posterior.at_network(state.model, q, draws=self.draws)
 
-    def summary(self, state: VIState) -> dict[str, Any]:
-        """KL, temperature, scales and how far they moved; KL and gradient norm for each segment."""
+    def summary(self, state: VIState, nll: float = math.nan) -> dict[str, Any]:
+        """KL, ELBO, temperature, scales and their way; KL and gradient norm for each segment."""
         per_segment = self._kl(state)
-        self._refresh_scale(state)
+        kl, temperature = sum(per_segment.values()), temperature_of(self.temperature, state)
         return {
-            "kl": sum(per_segment.values()),
-            "temperature": self._temperature(state),
+            "kl": kl,
+            "temperature": temperature,
+            "elbo": elbo(nll, kl, temperature, state.num_data),
             "mean_scale": float(state.scale.mean()),
             **state.path.summary(),
             "kl_segments": per_segment,
             "gradient_norm": segment_norms(state.grad_mean, state.random),
         }
 
-    def pack(self, state: VIState) -> tuple[dict[str, Tensor], Json]:
-        """q, point parameters and optimizer."""
-        tensors, meta = optimizers.pack(state.optimizer)
-        own = {"mean": state.mean, "rho": state.rho, "point": state.point}
-        return (
-            {**own, **{f"optimizer.{k}": v for k, v in tensors.items()}},
-            {
-                "optimizer": meta,
-                "step": state.clock.step,
-                "batch": state.clock.batch,
-                "initial_kl": state.initial_kl,
-                "scale_path": state.path.pack(),
-            },
-        )
+    def optimizer_of(self, state: VIState) -> Optimizer:
+        """The one over means and scales."""
+        return state.optimizer
 
-    def unpack(self, state: VIState, tensors: Mapping[str, Tensor], meta: Json) -> VIState:
-        """The inverse of ``pack``."""
-        with torch.no_grad():
-            for name in ("mean", "rho", "point"):
-                getattr(state, name).copy_(tensors[name])
-        with state.flat.writing() as vector:
-            state.fixed.write(vector, state.point)
-        optimizers.unpack(state.optimizer, under("optimizer.", tensors), meta["optimizer"])
-        state.clock.step, state.clock.batch = meta["step"], meta["batch"]
-        state.initial_kl = meta["initial_kl"]
-        state.path.unpack(meta.get("scale_path"))
+    def restored(self, state: VIState) -> None:
+        """The network stands at the mean."""
         self._write_mean(state)
-        return state
-
-    def config(self) -> Json:
-        """The settings, for the run folder."""
-        names = ("samples", "estimator", "noise", "kl_weights", "lr", "scale_lr", "scale_ratio",
-                 "draws", "link", "init_scale", "warmup", "baseline")  # fmt: skip
-        return {
-            "type": "VI",
-            "temperature": temperature_config(self.temperature),
-            "optimizer": optimizers.describe(self.optimizer),
-            **{name: getattr(self, name) for name in names},
-        }
 
     def _estimator(self, prior: FlatDistribution, q: DiagGaussian, seed: int) -> Estimator:
         source = noise_sources.source(self.draws, seed)
@@ -328,15 +301,10 @@ class VI:
             return WeightNoise(source, prior, "total")
         return WeightNoise(source, prior)
 
-    def _temperature(self, state: VIState) -> float:
-        return temperature_at(
-            self.temperature, state.random.segments, state.num_data, state.clock.epoch
-        )
-
     def _kl_weight(self, state: VIState) -> float:
         """(η/n)·M·π_i, times the warm-up."""
         clock = state.clock
-        weight = self._temperature(state) / state.num_data
+        weight = temperature_of(self.temperature, state) / state.num_data
         if self.kl_weights != "uniform":
             share = kl_weights(self.kl_weights, clock.num_batches)[clock.batch]
             weight *= float(share) * clock.num_batches
@@ -349,7 +317,7 @@ class VI:
             if self.link == "exp":
                 torch.exp(state.rho, out=state.scale)
             else:
-                state.scale.copy_(links.by_name(self.link).forward(state.rho))
+                state.scale.copy_(state.link.forward(state.rho))
 
     def _kl(self, state: VIState) -> dict[str, float]:
         """KL of each segment; one entry for all where only Monte Carlo can tell."""
@@ -377,7 +345,7 @@ class VI:
                 f"the posterior's scales collapsed: half of them are below {relative:.1e} of the "
                 "prior's, so predictions are nearly those of a point estimate. Raise init_scale "
                 f"(now {self.init_scale}), scale_lr, or the temperature.",
-                stacklevel=4,
+                stacklevel=5,
             )
         kl = sum(self._kl(state).values())
         same_kl = abs(kl - state.initial_kl) < 1e-3 * abs(state.initial_kl)
@@ -386,7 +354,7 @@ class VI:
             warnings.warn(
                 f"the KL never moved ({state.initial_kl:.4g} before training, {kl:.4g} after): the "
                 "posterior is still its initial guess. Train longer, or raise lr and scale_lr.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -11,10 +11,10 @@ import credo
 import credo.train.loop
 from credo.continual import VCL, MultiHead, Stream, Training, permuted, run, split
 from credo.continual.natural_vcl import NaturalVCL, SequentialIVON
-from credo.continual.vcl import SequentialVI
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian
 from credo.train.progress import Reporter
+from credo.variational import VI
 
 ADAM = Training(epochs=2, batch_size=32, lr=3e-3)
 IVON = Training(epochs=2, batch_size=32, lr=0.5)
@@ -93,13 +93,13 @@ def test_one_task_is_ordinary_variational_inference():
 def test_the_first_means_start_at_a_maximum_likelihood_fit_of_the_same_length(monkeypatch):
     stream = stream_of(2)
     starts = []
-    init = SequentialVI.init
+    init = VI.init
 
     def watched(self, *args):
         starts.append((self.start, args[0].prior))
         return init(self, *args)
 
-    monkeypatch.setattr(SequentialVI, "init", watched)
+    monkeypatch.setattr(VI, "init", watched)
     learner = VCL(model_for(stream), ADAM)
     learner.learn(stream[0], progress=False)
     reference = model_for(stream)

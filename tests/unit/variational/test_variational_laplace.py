@@ -10,12 +10,10 @@ from zoo import ZOO, specimen
 
 import credo
 from credo.autodiff.smoothing import smooth
-from credo.errors import ConvergenceError, DataError, NonFiniteError, UnsupportedError
+from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.likelihoods import Categorical, FromLoss, Gaussian
 from credo.likelihoods.labels import draw_labels
 from credo.model import Model
-from credo.variational.full_variational_laplace import FullVariationalLaplace
-from credo.variational.gradient_penalty import GradientPenalty
 from credo.variational.variational_laplace import VariationalLaplace
 
 
@@ -174,8 +172,7 @@ def test_the_network_is_at_the_mean_whatever_happens() -> None:
 
 def test_relus_are_refused_with_the_remedy() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    for method in (VariationalLaplace(), VariationalLaplace("hessian"), GradientPenalty(),
-                   FullVariationalLaplace()):  # fmt: skip
+    for method in (VariationalLaplace(), VariationalLaplace("hessian")):
         with pytest.raises(UnsupportedError, match=r"ReLU \(1×\).*credo\.smooth\(net\)"):
             credo.fit(Model(net, Categorical()), method, data(), epochs=1, progress=False)
     credo.fit(Model(smooth(net), Categorical()), VariationalLaplace(), data(), 1, progress=False)
@@ -183,8 +180,9 @@ def test_relus_are_refused_with_the_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "error"),
-    [({"curvature": "ggn"}, "curvature='ggn'"), ({"route": "fast"}, "route='fast'"),
-     ({"scales": "newton"}, "scales='newton'"), ({"penalty_share": 1.5}, "at most 1"),
+    [({"curvature": "ggn"}, "curvature must be one of"),
+     ({"route": "fast"}, "route must be one of"), ({"scales": "newton"}, "scales must be one of"),
+     ({"penalty_share": 1.5}, "from 0 to 1, greater than 0"),
      ({"penalty_share": 0}, "penalty_share"), ({"lr": 0}, "lr"),
      ({"fisher_decay": 1}, "less than 1"), ({"scale_lr": -1}, "scale_lr"),
      ({"curvature": "hessian", "scales": "fixed_point"}, "never negative")],
@@ -212,14 +210,6 @@ def test_what_does_not_fit_together_is_refused() -> None:
     fit(VariationalLaplace(), prior=credo.priors.Laplace(1.0))
     with pytest.raises(DataError, match="temperature 0"):
         fit(VariationalLaplace(scales="fixed_point", temperature=0.0))
-    with pytest.raises(DataError, match="batch_size=50"):
-        fit(FullVariationalLaplace(), batch_size=20)
-    with pytest.raises(UnsupportedError, match="normal prior"):
-        fit(FullVariationalLaplace(), prior=mixture)
-    with pytest.raises(UnsupportedError, match="Hessian of"):
-        fit(FullVariationalLaplace(), net=nn.Linear(4, 600))
-    with pytest.raises(ConvergenceError, match="indefinite"):
-        fit(FullVariationalLaplace(), FromLoss(lambda f, y: -9 * f.square().sum(1)))
 
 
 def test_low_precision_has_the_exact_route_alone() -> None:
@@ -238,7 +228,6 @@ METHODS = {
     "half": lambda: VariationalLaplace(lr=0.01, penalty_share=0.5),
     "hessian": lambda: VariationalLaplace("hessian", lr=0.01),
     "fixed point": lambda: VariationalLaplace("empirical", lr=0.01, scales="fixed_point"),
-    "uniform": lambda: GradientPenalty(lr=0.01),
 }
 
 

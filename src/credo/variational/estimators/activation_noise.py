@@ -35,6 +35,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
+from typing import final
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ from credo.errors import UnsupportedError
 from credo.network import FlatParams, Selection
 from credo.noise import NoiseSource, key_to_seed
 from credo.types import Segment, Vector
-from credo.variational.estimators.step import Step
+from credo.variational.estimators.monte_carlo import GaussianStep
 
 
 class ActivationNoise(ABC):
@@ -63,7 +64,7 @@ class ActivationNoise(ABC):
         self.noise = noise
         self._routes: _Routes | None = None
 
-    def gradients(self, step: Step) -> float:
+    def gradients(self, step: GaussianStep) -> float:
         """Fill in ``step.grad_mean`` and ``step.grad_scale``; return the mean NLL."""
         with step.flat.writing() as vector:
             step.random.write(vector, step.mean)
@@ -85,19 +86,21 @@ class ActivationNoise(ABC):
     ) -> Callable[[Affine], Tensor]:
         """What replaces the affine maps in one forward pass; each call draws afresh."""
 
-    def _draw(self, step: Step, routes: _Routes, sampled_mean: Vector, sample: int) -> float:
+    def _draw(
+        self, step: GaussianStep, routes: _Routes, sampled_mean: Vector, sample: int
+    ) -> float:
         key = (*step.key, sample)
         slope = self._prepare(routes.values, part(routes.through, step.scale), key)
         noise = torch.empty_like(sampled_mean)
         if routes.sampled.size:
             noise = self.noise.draw(noise, *key, 0)
             routes.put_sampled(torch.addcmul(sampled_mean, part(routes.sampled, step.scale), noise))
-        met = _Met(self._handler(routes.leaves, key))
-        with Seam(routes.leaves, met):
+        handler = _OncePerPass(self._handler(routes.leaves, key))
+        with Seam(routes.leaves, handler):
             loss = step.energy()
         routes.leaf_grads.zero_()
         torch.autograd.backward(loss if step.samples == 1 else loss / step.samples)
-        routes.check_all_met(met)
+        routes.check_all_passed(handler)
 
         first = sample == 0
         gradient = step.grad_mean if first else torch.empty_like(step.grad_mean)
@@ -109,15 +112,16 @@ class ActivationNoise(ABC):
             step.grad_mean += gradient
         return float(loss.detach()) / step.samples
 
-    def _routes_of(self, step: Step) -> _Routes:
+    def _routes_of(self, step: GaussianStep) -> _Routes:
         routes = self._routes
         if routes is None or not routes.fit(step):
-            found = survey(step.flat, step.random, step.energy)
-            _say_what_is_sampled(found)
-            routes = self._routes = _Routes(step, found)
+            surveyed = survey(step.flat, step.random, step.energy)
+            _say_what_is_sampled(surveyed)
+            routes = self._routes = _Routes(step, surveyed)
         return routes
 
 
+@final
 class LocalReparameterisation(ActivationNoise):
     """Fresh noise for every output element, from the output's own variance.
 
@@ -125,14 +129,16 @@ class LocalReparameterisation(ActivationNoise):
     noise is 2√v ε and its slope ε/√v, which saves a pass over every activation.
 
         >>> import credo.noise, credo.network, torch
-        >>> from credo.variational.estimators.step import Step
+        >>> from credo.variational.estimators import GaussianStep
         >>> net, x = torch.nn.Linear(3, 1), torch.randn(8, 3)
         >>> flat = credo.network.bind(net)
         >>> random = credo.network.select(flat.segments)
         >>> grads = torch.empty(2, 4)
-        >>> step = Step(flat, random, flat.vector.clone(), torch.full((4,), 0.1),
-        ...             energy=lambda: net(x).square().mean(), kl_weight=1.0, samples=1, key=(0,),
-        ...             grad_mean=grads[0], grad_scale=grads[1])
+        >>> step = GaussianStep(
+        ...     flat, random, flat.vector.clone(), torch.full((4,), 0.1),
+        ...     energy=lambda: net(x).square().mean(), kl_weight=1.0, samples=1, key=(0,),
+        ...     grad_mean=grads[0], grad_scale=grads[1],
+        ... )
         >>> nll = LocalReparameterisation(credo.noise.source("normal", seed=0)).gradients(step)
         >>> bool(grads.isfinite().all()) and nll > 0
         True
@@ -170,6 +176,7 @@ class LocalReparameterisation(ActivationNoise):
         return local
 
 
+@final
 class Flipout(ActivationNoise):
     """One perturbation of the weights per draw, its signs flipped for each example.
 
@@ -303,7 +310,7 @@ def add_product(target: Vector, selection: Selection, a: Vector, b: Vector) -> N
         offset += stop - start
 
 
-class _Met:
+class _OncePerPass:
     """A handler that refuses to answer for the same weight twice in one forward pass."""
 
     def __init__(self, handler: Callable[[Affine], Tensor]) -> None:
@@ -336,7 +343,7 @@ class _Routes:
     then never slices a flat vector.
     """
 
-    def __init__(self, step: Step, found: Survey) -> None:
+    def __init__(self, step: GaussianStep, surveyed: Survey) -> None:
         self._flat: FlatParams = step.flat
         self._random = step.random
         places = step.random.slices()
@@ -344,15 +351,15 @@ class _Routes:
             s: dataclasses.replace(s, start=places[s.name].start, stop=places[s.name].stop)
             for s in step.random.segments
         }
-        self.through = Selection.of(local[s] for s in found.through)
-        self.sampled = Selection.of(local[s] for s in found.elsewhere)
-        self._sampled_in_buffer = Selection.of(found.elsewhere)
+        self.through = Selection.of(local[s] for s in surveyed.through)
+        self.sampled = Selection.of(local[s] for s in surveyed.elsewhere)
+        self._sampled_in_buffer = Selection.of(surveyed.elsewhere)
         self.values = step.scale.new_empty(self.through.size)
         self.leaf_grads = torch.zeros_like(self.values)
         self.leaves: dict[int, Tensor] = {}
         self._weights: dict[int, Segment] = {}
         inside = self.through.slices()
-        for segment in found.through:
+        for segment in surveyed.through:
             parameter = step.flat.parameter_at[segment.start]
             here = inside[segment.name]
             leaf = self.values[here].view(segment.shape).detach().requires_grad_()
@@ -361,7 +368,7 @@ class _Routes:
             if parameter.dim() > 1:
                 self._weights[id(parameter)] = segment
 
-    def fit(self, step: Step) -> bool:
+    def fit(self, step: GaussianStep) -> bool:
         """Whether they were made for this step's network and selection."""
         return step.flat is self._flat and (
             step.random is self._random or step.random == self._random
@@ -373,20 +380,21 @@ class _Routes:
             with self._flat.writing() as vector:
                 self._sampled_in_buffer.write(vector, values)
 
-    def check_all_met(self, met: _Met) -> None:
+    def check_all_passed(self, handler: _OncePerPass) -> None:
         """Refuse a weight that got a gradient without having passed the seam."""
-        if len(met.weights) == len(self._weights):
+        if len(handler.weights) == len(self._weights):
             return
         for parameter, segment in self._weights.items():
             used = self._flat.parameter_at[segment.start].grad is not None
-            if used and parameter not in met.weights:
+            if used and parameter not in handler.weights:
                 raise UnsupportedError(f"{segment.name} {_CHANGED}")
 
 
-def _say_what_is_sampled(found: Survey) -> None:
-    if not found.elsewhere:
+def _say_what_is_sampled(surveyed: Survey) -> None:
+    if not surveyed.elsewhere:
         return
-    listed = "; ".join(f"{segment.name}: {reason}" for segment, reason in found.elsewhere.items())
+    reasons = (f"{segment.name}: {reason}" for segment, reason in surveyed.elsewhere.items())
+    listed = "; ".join(reasons)
     warnings.warn(
         "activation noise reaches linear and convolutional layers that are called once per forward "
         f"pass. These parameters get weight noise instead, one draw per sample: {listed}.",

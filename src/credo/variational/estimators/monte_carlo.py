@@ -5,7 +5,7 @@ For w = μ + σ∘ε the chain rule gives closed forms, so no graph is built thr
     ∂/∂μ E[f(w)] = E[g],    ∂/∂σ E[f(w)] = E[g∘ε],    g = ∇_w f(w)
 
 What f contains besides the negative log-likelihood distinguishes three estimators
-(document 003 §3; FORMULAS D):
+(Book 2020, §3):
 
 ========== ========================== =====================================================
 name       KL term                    gradient that it adds to g, with weight κ = temperature/n
@@ -21,15 +21,55 @@ name       KL term                    gradient that it adds to g, with weight κ
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, final
 
 import torch
+from torch import Tensor
 
+from credo.network import FlatParams, Selection
 from credo.noise import NoiseSource
 from credo.types import Vector
-from credo.variational.estimators.step import Step
 
 SampledKL: TypeAlias = Literal["total", "path"]
+
+
+@final
+@dataclass
+class GaussianStep:
+    """One estimate of ∇E_q[NLL] for q = N(mean, scale²) over the selected weights.
+
+    ``energy`` runs the network as it stands and returns the mean negative log-likelihood of the
+    batch. The estimator averages ``samples`` draws and leaves ∂/∂mean in ``grad_mean`` and ∂/∂scale
+    in ``grad_scale``, both (P,); until then these are memory that it may use, for noise as well.
+    Gradients of deterministic parameters stay in ``.grad``, averaged the same way.
+    """
+
+    flat: FlatParams
+    random: Selection
+    mean: Vector
+    scale: Vector
+    energy: Callable[[], Tensor]
+    kl_weight: float
+    samples: int
+    key: tuple[int, ...]
+    grad_mean: Vector
+    grad_scale: Vector
+
+
+class Estimator(Protocol):
+    """A way to estimate the gradient of an expectation over q.
+
+    ``integrates_kl`` says that the KL's gradient is part of what it fills in; otherwise the
+    objective adds the closed form.
+    """
+
+    integrates_kl: bool
+
+    def gradients(self, step: GaussianStep) -> float:
+        """Fill in ``step.grad_mean`` and ``step.grad_scale``; return the mean NLL."""
+        ...
 
 
 class HasGradient(Protocol):
@@ -40,6 +80,7 @@ class HasGradient(Protocol):
         ...
 
 
+@final
 class WeightNoise:
     """The plain estimator: one draw of all weights serves the whole batch.
 
@@ -52,7 +93,7 @@ class WeightNoise:
         self.noise, self.prior, self.sampled_kl = noise, prior, sampled_kl
         self.integrates_kl = sampled_kl is not None
 
-    def gradients(self, step: Step) -> float:
+    def gradients(self, step: GaussianStep) -> float:
         """Fill in both gradients; return the mean NLL over the draws."""
         if step.samples == 1:
             nll = self._draw(step, 0)
@@ -62,7 +103,7 @@ class WeightNoise:
             step.grad_scale.sub_(step.scale.reciprocal(), alpha=step.kl_weight)
         return nll
 
-    def _average_draws(self, step: Step) -> float:
+    def _average_draws(self, step: GaussianStep) -> float:
         mean_total = torch.zeros_like(step.grad_mean)
         scale_total = torch.zeros_like(step.grad_scale)
         nll = 0.0
@@ -74,11 +115,8 @@ class WeightNoise:
         step.grad_scale.copy_(scale_total)
         return nll
 
-    def _draw(self, step: Step, sample: int) -> float:
-        """One draw's share of both gradients.
-
-        The noise may live in ``grad_scale`` until the gradient multiplies it.
-        """
+    def _draw(self, step: GaussianStep, sample: int) -> float:
+        """One draw's share of both gradients; ``grad_scale`` lends its memory to the noise."""
         share = 1 / step.samples
         eps = self.noise.draw(step.grad_scale, *step.key, sample)
         weights = write_weights(step, eps)
@@ -94,7 +132,7 @@ class WeightNoise:
         return loss.item()
 
 
-def write_weights(step: Step, eps: Vector) -> Vector:
+def write_weights(step: GaussianStep, eps: Vector) -> Vector:
     """Put mean + scale∘ε into the network; the weights (P,) that it now has."""
     with step.flat.writing() as vector:
         if step.random.is_one_run:

@@ -6,14 +6,14 @@ with ∇_μ log q = ε/σ and ∇_σ log q = (ε² − 1)/σ. Any b that does no
 mean untouched; ``loo`` takes the mean of the *other* draws, ``optimal`` the variance-minimising
 b* = E[f s²]/E[s²] of each coordinate, estimated on the other draws so that it stays unbiased.
 
-Reference: document 003 §3; FORMULAS D. Its variance grows with the number of weights: use it for
+Reference: Book 2020, §3. Its variance grows with the number of weights: use it for
 small networks, or to check the others.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from torch import Tensor
 from credo.errors import UnsupportedError
 from credo.noise import NoiseSource
 from credo.types import Vector
-from credo.variational.estimators.monte_carlo import write_weights
-from credo.variational.estimators.step import Step
+from credo.variational.estimators.monte_carlo import GaussianStep, write_weights
 
 Baseline: TypeAlias = Literal["loo", "optimal", "none"]
 
@@ -35,6 +34,7 @@ class HasDensity(Protocol):
         ...
 
 
+@final
 class ScoreFunction:
     """Gradient of E_q without a gradient of the network.
 
@@ -46,7 +46,7 @@ class ScoreFunction:
     def __init__(self, noise: NoiseSource, prior: HasDensity, baseline: Baseline = "loo") -> None:
         self.noise, self.prior, self.baseline = noise, prior, baseline
 
-    def gradients(self, step: Step) -> float:
+    def gradients(self, step: GaussianStep) -> float:
         """Fill in both gradients; return the mean NLL over the draws."""
         if self.baseline != "none" and step.samples < 2:
             raise UnsupportedError(

@@ -1,4 +1,4 @@
-r"""The squared-gradient penalty of Variational Laplace, and its gradient by two routes.
+r"""The loss expected under q by an expansion to second order, and its gradient by two routes.
 
 Expanding the log-likelihood to second order at the mean μ and averaging over q = N(μ, diag σ²)
 leaves E_q[mean NLL] ≈ mean NLL(μ) + penalty, and no weights are ever drawn:
@@ -26,7 +26,7 @@ The gradient of the penalty with respect to μ is S·H̃v, H̃ the Hessian of me
                 the same pass. That adds tHv, of which mean NLL(ỹ) knows nearly all: t(H − H̃)v is
                 left, less than t/S of the penalty's gradient. Two ordinary passes in all.
 
-Reference: Unlu & Aitchison, 2021. Corrected: the prior's s² stands in both slots of eq. 30.
+Reference: Unlu & Aitchison 2021. Corrected: the prior's s² stands in both slots of eq. 30.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Generator, Tensor
@@ -61,19 +61,21 @@ LARGEST_STEP = 15.0
 """The most that t/S may be, again in √(machine epsilon). With scales so tiny that it is reached,
 t(H − H̃)v meets rounding there; the error stays below 1e-2."""
 BLOCK = 1 << 16
-"""Weights that one pass of `SquaredGradient` treats at a time."""
+"""Weights that one pass of `SquaredGradientPenalty` treats at a time."""
 
 
+@final
 @dataclass(frozen=True)
-class Penalised:
+class ExpandedLoss:
     """Mean NLL of the batch and the penalty, as numbers."""
 
     nll: float
     penalty: float
 
 
+@final
 @dataclass
-class PenalisedStep:
+class ExpansionStep:
     """One evaluation at q = N(mean, scale²) of the ``random`` weights, where the network stands.
 
     ``mean`` may be the network's own memory. To be filled in are the gradients of mean NLL +
@@ -107,18 +109,18 @@ class PenalisedStep:
             self.flat.gradient(self.fixed, out=of_fixed)
 
 
+@final
 @dataclass
-class SquaredGradient:
+class SquaredGradientPenalty:
     """(S/2) Σ σ²ḡ² of drawn (``fisher``) or true (``empirical``) labels, by one of the routes."""
 
     curvature: Curvature
     route: Route
-    who: str = "Variational Laplace"
     _couples_examples: bool | None = field(default=None, init=False)
     _sampled: Vector | None = field(default=None, init=False)
     _direction: Vector | None = field(default=None, init=False)
 
-    def gradients(self, step: PenalisedStep) -> Penalised:
+    def gradients(self, step: ExpansionStep) -> ExpandedLoss:
         """Fill in the step's gradients; return what was differentiated."""
         if self.route == "exact":
             return self._twice_backward(step)
@@ -131,7 +133,7 @@ class SquaredGradient:
             return lambda: targets
         return draw_labels(likelihood, outputs, targets, generator)
 
-    def _difference(self, step: PenalisedStep) -> Penalised:
+    def _difference(self, step: ExpansionStep) -> ExpandedLoss:
         model, flat, likelihood = step.model, step.flat, step.model.likelihood
         _refuse_low_precision(flat.vector)
         replay = ForwardState(model.net, flat.vector.device)
@@ -163,9 +165,9 @@ class SquaredGradient:
         for parameter, first in zip(model.noise_parameters(), sampled_noise, strict=True):
             if parameter.grad is not None and first is not None:
                 parameter.grad.sub_(first, alpha=extra)
-        return Penalised(nll, penalty)
+        return ExpandedLoss(nll, penalty)
 
-    def _in_one_pass(self, step: PenalisedStep, labels: Labels, extra: float) -> float:
+    def _in_one_pass(self, step: ExpansionStep, labels: Labels, extra: float) -> float:
         inputs, targets = step.batch
         likelihood = step.model.likelihood
         outputs = step.model.outputs(inputs)
@@ -174,7 +176,7 @@ class SquaredGradient:
         (nll + extra * likelihood.mean_nll(chosen, labels())).backward()
         return nll.item()
 
-    def _in_two_parts(self, step: PenalisedStep, labels: Labels, extra: float) -> float:
+    def _in_two_parts(self, step: ExpansionStep, labels: Labels, extra: float) -> float:
         """The chosen examples by themselves, as the first pass saw them, and then the others.
 
         Batch norm couples examples and dropout counts them, so the pass must be repeated as it was.
@@ -192,7 +194,7 @@ class SquaredGradient:
             total += nll.item()
         return total
 
-    def _twice_backward(self, step: PenalisedStep) -> Penalised:
+    def _twice_backward(self, step: ExpansionStep) -> ExpandedLoss:
         model, flat, likelihood = step.model, step.flat, step.model.likelihood
         inputs, targets = step.batch
         with twice_differentiable():
@@ -214,9 +216,9 @@ class SquaredGradient:
         penalty, direction = self._penalty(step, sampled, len(targets))
         _backward_along(nll, gradients, direction, step.random)
         step.gather(step.grad_mean, step.grad_point)
-        return Penalised(nll.item(), penalty)
+        return ExpandedLoss(nll.item(), penalty)
 
-    def _penalty(self, step: PenalisedStep, sampled: Vector, size: int) -> tuple[float, Vector]:
+    def _penalty(self, step: ExpansionStep, sampled: Vector, size: int) -> tuple[float, Vector]:
         """(m/2) Σ σ²ḡ² over m examples, and m·v = m·σ²ḡ; fills in ∂/∂σ = m·σ·ḡ²."""
         direction = self._buffer("_direction", step.scale)
         zero = direction.new_zeros(())
@@ -234,7 +236,7 @@ class SquaredGradient:
     def _examine(self, outputs: Tensor) -> None:
         """Once: refuse kinks, and find out whether examples of a batch see each other."""
         if self._couples_examples is None:
-            refuse_kinks(outputs, self.who)
+            refuse_kinks(outputs, "Variational Laplace")
             self._couples_examples = any("BatchNorm" in node.name() for node in graph(outputs))
 
     def _buffer(self, name: str, like: Vector) -> Vector:
@@ -244,13 +246,14 @@ class SquaredGradient:
         return buffer
 
 
+@final
 @dataclass
-class HessianDiagonal:
+class HessianPenalty:
     """½ Σ σ²h_λλ on true labels, by wᵀhw with w = σ∘z and signs z; differentiated exactly."""
 
     _examined: bool = field(default=False, init=False)
 
-    def gradients(self, step: PenalisedStep) -> Penalised:
+    def gradients(self, step: ExpansionStep) -> ExpandedLoss:
         """Fill in the step's gradients; ∂/∂σ is z∘(hw)."""
         model, flat = step.model, step.flat
         inputs, targets = step.batch
@@ -284,11 +287,11 @@ class HessianDiagonal:
         penalty = 0.5 * float(torch.dot(probe, product))
         _backward_along(nll, second, 0.5 * probe, step.random)
         step.gather(step.grad_mean, step.grad_point)
-        return Penalised(nll.item(), penalty)
+        return ExpandedLoss(nll.item(), penalty)
 
 
 @contextmanager
-def _shifted(step: PenalisedStep, direction: Vector, length: float) -> Iterator[None]:
+def _shifted(step: ExpansionStep, direction: Vector, length: float) -> Iterator[None]:
     """The network with its random weights moved from the mean, and back there afterwards."""
     center = step.mean.clone()
     try:

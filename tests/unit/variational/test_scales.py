@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import credo
-from credo.variational.scale_convergence import FEWEST_EPOCHS, ScaleConvergence, scale_convergence
+from credo.variational.scales import FEWEST_EPOCHS, ScaleConvergence, scale_convergence
 
 NUM_DATA = 64
 BATCH_SIZE = 16

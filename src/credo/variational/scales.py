@@ -1,13 +1,13 @@
-r"""Have the scales of a trained Gaussian stopped moving, and could they have moved far enough?
+r"""At what rate scales are learned, and whether they have stopped moving far enough from the start.
 
 Adam moves a parameter by about its rate per step and hardly more, so training lets ln σ go no
 farther than
 
     r = Σ_t scale_lr_t        where the way from the start back to the prior's scale is |ln(σ₀/s)|
 
-Unlu & Aitchison (2021, §5.1) have 3 for the latter, r = 4 after 100 epochs of 390 steps at 1e-4.
-Training that ends before the scales have settled leaves them near their small start, which is the
-MAP estimate with a little noise: early stopping.
+Unlu & Aitchison 2021 (§5.1) have 3 for the latter, and r = 4 after a hundred epochs of 390 steps at
+1e-4. Training that ends before the scales have settled leaves them near their small start, which is
+the MAP estimate with a little noise: early stopping.
 
 What is watched is L, the mean over weights of ln(σ/s): q's entropy per weight but for a constant.
 The common drift of the scales stands out in it, the jitter of single ones averages away. If L
@@ -30,11 +30,11 @@ A run at the paper's rate, all of whose weights still want to go up after 20 epo
     ...      "log_scale_reach": 0.039 * epoch}
     ...     for epoch in range(1, 21)
     ... ]
-    >>> found = scale_convergence(history)
-    >>> found.settled, found.had_room, round(found.to_come, 1)
+    >>> verdict = scale_convergence(history)
+    >>> verdict.settled, verdict.had_room, round(verdict.to_come, 1)
     (False, False, 2.3)
 
-Reference: Unlu & Aitchison, 2021, §5.1 and fig. 2.
+Reference: Unlu & Aitchison 2021, §5.1 and fig. 2.
 """
 
 from __future__ import annotations
@@ -42,12 +42,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import final
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from credo.errors import DataError
+from credo.packing import STORED
 from credo.types import Json, Vector
+
+SCALE_LR_RATIO = 10.0
+"""``scale_lr`` / ``lr`` when only ``lr`` is given; by measurement, see docs/defaults.md."""
 
 FEWEST_EPOCHS = 8
 """Fewer ends of epochs don't divide a run finely enough to see its last quarter."""
@@ -55,6 +61,23 @@ FEWEST_STEPS = 1000
 """Nobody takes a shorter run for converged: Adam remembers as many squared gradients."""
 
 
+def scale_rate(lr: float, scale_lr: float | None, scale_ratio: float | None) -> float:
+    """The rate of the scales: given itself, as a multiple of ``lr``, or by the default multiple.
+
+    >>> scale_rate(0.01, scale_lr=None, scale_ratio=None)
+    0.1
+    """
+    if scale_lr is not None and scale_ratio is not None:
+        raise DataError(
+            f"scale_lr={scale_lr} and scale_ratio={scale_ratio} both say what the scales' rate is; "
+            "give one of them"
+        )
+    if scale_lr is not None:
+        return scale_lr
+    return lr * (SCALE_LR_RATIO if scale_ratio is None else scale_ratio)
+
+
+@final
 @dataclass(frozen=True)
 class ScaleConvergence:
     """What `scale_convergence` finds; all in units of ln σ, means over the weights.
@@ -107,6 +130,7 @@ def _judge(path: Sequence[tuple[float, float]]) -> ScaleConvergence | None:
     )
 
 
+@final
 @dataclass
 class ScalePath:
     """Where the scales were after each epoch, and how far the rates would have let them go.
@@ -114,9 +138,9 @@ class ScalePath:
     ``points`` holds (r, L), that before training first; ``reach`` is r at this step.
     """
 
-    points: list[tuple[float, float]]
-    reach: float = 0.0
-    steps: int = 0
+    points: list[tuple[float, float]] = field(metadata=STORED)
+    reach: float = field(default=0.0, metadata=STORED)
+    steps: int = field(default=0, metadata=STORED)
 
     @classmethod
     def starting_at(cls, scale: Vector, prior_scale: Tensor) -> ScalePath:
@@ -147,29 +171,18 @@ class ScalePath:
 
         For a method's ``finish`` to call: the line that is named is the one that called `fit`.
         """
-        found = _judge(self.points)
-        if found is None or found.settled or found.had_room or self.steps < FEWEST_STEPS:
+        verdict = _judge(self.points)
+        if verdict is None or verdict.settled or verdict.had_room or self.steps < FEWEST_STEPS:
             return
         warnings.warn(
             f"the posterior's scales had not settled: in the last quarter of training ln σ still "
-            f"moved by {found.moved_lately:+.2g} (mean over the weights). It has come "
-            f"{found.log_scale - found.start:+.2g} of the {-found.start:+.2g} to the prior's; the "
-            f"rates let Adam go about {found.reach:.2g} at most. That is early stopping, and small "
-            "scales make it much like MAP. Raise scale_lr or train longer, or keep it knowing "
-            "that.",
-            stacklevel=5,
+            f"moved by {verdict.moved_lately:+.2g} (mean over the weights). It has come "
+            f"{verdict.log_scale - verdict.start:+.2g} of the {-verdict.start:+.2g} to the "
+            f"prior's; the rates let Adam go about {verdict.reach:.2g} at most. That is early "
+            "stopping, and small scales make it much like MAP. Raise scale_lr or train longer, or "
+            "keep it knowing that.",
+            stacklevel=6,
         )
-
-    def pack(self) -> Json:
-        """For the checkpoint."""
-        return {"points": self.points, "reach": self.reach, "steps": self.steps}
-
-    def unpack(self, meta: Json | None) -> None:
-        """The inverse of ``pack``; runs begun before there was a path have none to go on with."""
-        if meta is None:
-            return
-        self.points = [(reach, log_scale) for reach, log_scale in meta["points"]]
-        self.reach, self.steps = meta["reach"], meta["steps"]
 
 
 def _mean_log(scale: Vector, prior_scale: Tensor) -> float:

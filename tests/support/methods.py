@@ -1,0 +1,72 @@
+"""Every method, one row each: the table that all contract tests go through.
+
+A new method is a file and a row here. `tests/contract/test_training_survives.py` then kills and
+resumes it, `tests/contract/test_posteriors.py` fits it to every kind of network, saves and loads,
+and `tests/contract/test_methods.py` holds it to what `credo.Method` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import credo
+from credo.method import Method
+
+
+@dataclass(frozen=True)
+class Row:
+    """How to make it, and what it is tried on.
+
+    Args:
+        make: The method with settings that a handful of small steps can bear.
+        on_every_network: Whether it is fitted to every kind of network; a variant need not be.
+        smooth: Whether it refuses ReLUs, which `credo.smooth` then replaces.
+    """
+
+    make: Callable[[], Method[Any]]
+    on_every_network: bool = True
+    smooth: bool = False
+
+
+METHODS: dict[str, Row] = {
+    "MAP": Row(lambda: credo.MAP(lr=0.01)),
+    "MLE": Row(lambda: credo.MLE(lr=0.01)),
+    "MAP, penalty": Row(lambda: credo.MAP(lr=0.01, penalty="group_lasso"), False),
+    "VI": Row(lambda: credo.VI(lr=0.01)),
+    "VI, local": Row(lambda: credo.VI(lr=0.01, noise="local")),
+    "VI, flipout": Row(lambda: credo.VI(lr=0.01, noise="flipout")),
+    "VI, two samples": Row(lambda: credo.VI(lr=0.01, samples=2, kl_weights=0.5, warmup=1.0), False),
+    "VI, sgd": Row(lambda: credo.VI(lr=0.01, optimizer="sgd"), False),
+    "VI, score": Row(lambda: credo.VI(lr=0.01, estimator="score", samples=4), False),
+    "IVON": Row(lambda: credo.IVON()),
+    "IVON, two samples": Row(lambda: credo.IVON(samples=2), False),
+    "VOGN": Row(lambda: credo.VOGN()),
+    "Vadam": Row(lambda: credo.Vadam()),
+    "VariationalLaplace": Row(lambda: credo.VariationalLaplace(lr=0.01), smooth=True),
+    "VariationalLaplace, fixed point": Row(
+        lambda: credo.VariationalLaplace(lr=0.01, scales="fixed_point", route="exact"),
+        False,
+        smooth=True,
+    ),
+    "Laplace": Row(lambda: credo.Laplace(train=credo.MAP(lr=0.01))),
+    "Laplace, diag": Row(
+        lambda: credo.Laplace(structure="diag", curvature="fisher", train=credo.MAP(lr=0.01))
+    ),
+    "Laplace, last layer": Row(lambda: credo.Laplace(structure="full", subset="last_layer")),
+    "Laplace, low rank": Row(lambda: credo.Laplace(structure="low_rank", rank=5)),
+    "Laplace, online": Row(
+        lambda: credo.Laplace(structure="diag", train=credo.MAP(lr=0.01), evidence_every=2), False
+    ),
+    "HMC": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2)),
+    "MALA": Row(lambda: credo.MALA(warmup=2, chains=3, spread=0.0)),
+    "SGLD": Row(lambda: credo.SGLD(lr=0.02, warmup=1, thin=2, keep=5, chains=2)),
+}
+
+WARNINGS = (
+    "ignore:the chains disagree:UserWarning",
+    "ignore:all of training was warm-up:UserWarning",
+    "ignore:the network does not look trained:UserWarning",
+)
+"""A handful of steps is no training and no sampling, and methods say so."""
