@@ -62,12 +62,21 @@ class NoiseSource(Protocol):
 
         What is returned may only be written where it is ``out`` itself, and is valid until the next
         call.
+
+        Args:
+            out: A flat vector, the memory that may be used.
+            key: What tells one draw from another: the step first, then rank, sample and the like.
         """
         ...
 
 
 def source(draws: Draws, seed: int) -> NoiseSource:
-    """The noise source of this name."""
+    """The noise source of this name.
+
+    Args:
+        draws: "normal", "table" or "pool".
+        seed: Where all its randomness comes from.
+    """
     sources: dict[str, type[GeneratorNoise] | type[TableNoise] | type[PoolNoise]] = {
         "normal": GeneratorNoise,
         "table": TableNoise,
@@ -82,6 +91,10 @@ def key_to_seed(seed: int, *key: int) -> int:
     """One well-mixed 63-bit seed from several numbers: SplitMix64, absorbing one after the other.
 
     In plain Python, because numpy's SeedSequence takes longer than a small network's forward pass.
+
+    Args:
+        seed: The first number.
+        key: The others.
     """
     state = 0
     for number in (seed, *key, len(key)):
@@ -93,7 +106,11 @@ def key_to_seed(seed: int, *key: int) -> int:
 
 
 class GeneratorNoise:
-    """Torch's own normals, on any device and in any dtype."""
+    """Torch's own normals, on any device and in any dtype.
+
+    Args:
+        seed: Where all its randomness comes from.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -112,6 +129,9 @@ class TableNoise:
     """Pairs of normals looked up by 13 random bits; elsewhere than float32 on a CPU, torch's own.
 
     The bits come from SFC64, the fastest of numpy's generators, seeded by the key.
+
+    Args:
+        seed: Where all its randomness comes from.
     """
 
     def __init__(self, seed: int) -> None:
@@ -142,6 +162,9 @@ class PoolNoise:
 
     The first number of a key is taken as the step. The pool of a step is a function of the seed and
     the step alone: it is rebuilt when steps don't follow each other, as after a resume.
+
+    Args:
+        seed: Where all its randomness comes from.
     """
 
     def __init__(self, seed: int) -> None:

@@ -4,7 +4,6 @@ import documented
 import pytest
 
 UNFINISHED = {
-    "credo.data",
     "credo.families",
     "credo.laplace",
     "credo.map",

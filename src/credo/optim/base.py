@@ -85,6 +85,7 @@ class NaturalOptimizer(Optimizer, ABC):
         seed: Same seed, same noise.
         process_group: The ranks that train together; None is all of them.
         shared_noise: Let all ranks draw the same noise: one sample for a batch of all of them.
+        module: The network whose parameters ``params`` are, if that is not a module itself.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("momentum", "curvature")
