@@ -48,11 +48,19 @@ class Family(ABC):
 
     @abstractmethod
     def log_prob(self, w: Vector) -> Tensor:
-        """Log-density summed over the last dimension: (..., P) → (...)."""
+        """Log-density summed over the last dimension: (..., P) → (...).
+
+        Args:
+            w: Weights, (..., P).
+        """
 
     @abstractmethod
     def grad_log_prob(self, w: Vector) -> Tensor:
-        """∇_w log q(w) in closed form: (..., P) → (..., P)."""
+        """∇_w log q(w) in closed form: (..., P) → (..., P).
+
+        Args:
+            w: Weights, (..., P).
+        """
 
     @abstractmethod
     def entropy(self) -> Tensor:
@@ -60,7 +68,12 @@ class Family(ABC):
 
     @abstractmethod
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """Draws, (n, P), in memory of their own."""
+        """Draws, (n, P), in memory of their own.
+
+        Args:
+            n: How many draws.
+            generator: Where the randomness comes from; torch's own if None.
+        """
 
     @abstractmethod
     def walk(self, n: int, noise: NoiseSource, out: Vector) -> Iterator[Vector]:
@@ -68,6 +81,11 @@ class Family(ABC):
 
         A draw may be written into ``out`` and is valid until the next one. A point mass yields
         once, however many are asked for.
+
+        Args:
+            n: How many draws.
+            noise: Where their normals come from.
+            out: A vector (P,) that may be written into.
         """
 
     def on(self, segments: Sequence[Segment], like: Vector) -> Self:
@@ -96,7 +114,12 @@ class Family(ABC):
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], meta: Json) -> Self:
-        """The inverse of ``pack``; what can't have come from it is a `FileFormatError`."""
+        """The inverse of ``pack``; what can't have come from it is a `FileFormatError`.
+
+        Args:
+            tensors: The stored tensors by name.
+            meta: The stored JSON.
+        """
         size = meta.get("size")
         if not isinstance(size, int) or size < 1:
             raise FileFormatError(

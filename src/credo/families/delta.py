@@ -21,6 +21,9 @@ class Delta(Atomic):
 
     It has no density and its entropy is −∞, so ``log_prob`` and ``entropy`` are refused.
 
+    Args:
+        mean: Where all mass is, (P,).
+
     >>> Delta(torch.tensor([1.0, 2.0])).sample(2)
     tensor([[1., 2.],
             [1., 2.]])

@@ -29,6 +29,10 @@ class DiagGaussian(Gaussian):
     cost a pass over memory (and a wait, on an accelerator). A scale that is not positive shows as
     NaN or infinity in ``log_prob`` and ``entropy``.
 
+    Args:
+        mean: m, (P,) or a number.
+        scale: The standard deviations, (P,) or a number; positive.
+
     >>> q = DiagGaussian(torch.tensor([0.0, 1.0]), torch.tensor(2.0))
     >>> q.variance
     tensor([4., 4.])
@@ -55,6 +59,11 @@ class DiagGaussian(Gaussian):
     @classmethod
     def from_unconstrained(cls, mean: Vector, rho: Vector, link: links.LinkName = "exp") -> Self:
         """The Gaussian with scale = link(ρ), differentiable in both arguments.
+
+        Args:
+            mean: m, (P,).
+            rho: ρ, (P,) or a number, of any sign.
+            link: What makes a standard deviation of ρ.
 
         >>> rho = links.SOFTPLUS.inverse(torch.tensor([0.1]))
         >>> DiagGaussian.from_unconstrained(torch.zeros(1), rho, "softplus").scale
@@ -106,7 +115,11 @@ class DiagGaussian(Gaussian):
         return self.kl_terms(other).sum()
 
     def kl_terms(self, other: Self) -> Vector:
-        """Each weight's ½[σ²/s² − 1 − ln(σ²/s²)] + ½(μ − m)²/s², m and s those of ``other``."""
+        """Each weight's ½[σ²/s² − 1 − ln(σ²/s²)] + ½(μ − m)²/s², m and s those of ``other``.
+
+        Args:
+            other: Another `DiagGaussian` over as many weights.
+        """
         self.check_same_family(other)
         # With l = ln(σ/s) the bracket is expm1(2l) − 2l: exact also where the two are nearly
         # equal, where as written it would be nothing but rounding error.
@@ -126,6 +139,10 @@ class DiagGaussian(Gaussian):
         """Write mean + scale·eps into ``out`` and return it: one pass, no memory, no graph.
 
         ``out`` and ``eps`` are (..., P) and may be the same tensor.
+
+        Args:
+            out: Where the draws go, (..., P).
+            eps: Standard normals, (..., P).
 
         >>> q = DiagGaussian(torch.tensor([0.0, 1.0]), torch.tensor(2.0))
         >>> q.draw_(torch.empty(2), eps=torch.tensor([1.0, -1.0]))

@@ -25,6 +25,11 @@ class EigenBlock(NamedTuple):
 
     U, "left", is (a, a) and V, "right", (b, b), their columns orthonormal; None stands for the
     identity and takes no memory. s, "values", is (a, b), positive.
+
+    Args:
+        left: U, (a, a), or None for the identity.
+        right: V, (b, b), or None for the identity.
+        values: s, (a, b), positive.
     """
 
     left: Tensor | None
@@ -36,6 +41,11 @@ class EigenBlock(NamedTuple):
         """A ⊗ B + δI, exactly; A and B symmetric, δ the ``shift``.
 
         What rounding makes of a zero eigenvalue may be negative: it counts as zero.
+
+        Args:
+            left: A, (a, a), symmetric.
+            right: B, (b, b), symmetric.
+            shift: δ, what is added to every eigenvalue.
         """
         left_values, left_vectors = torch.linalg.eigh(left)
         right_values, right_vectors = torch.linalg.eigh(right)
@@ -43,12 +53,20 @@ class EigenBlock(NamedTuple):
         return cls(left_vectors.contiguous(), right_vectors.contiguous(), product + shift)
 
     def into(self, matrix: Tensor) -> Tensor:
-        """UᵀMV: weights (..., a, b) seen in the basis."""
+        """UᵀMV: weights (..., a, b) seen in the basis.
+
+        Args:
+            matrix: M, (..., a, b).
+        """
         turned = matrix if self.left is None else self.left.mT @ matrix
         return turned if self.right is None else turned @ self.right
 
     def out_of(self, matrix: Tensor) -> Tensor:
-        """UMVᵀ: back from the basis."""
+        """UMVᵀ: back from the basis.
+
+        Args:
+            matrix: M, (..., a, b).
+        """
         turned = matrix if self.left is None else self.left @ matrix
         return turned if self.right is None else turned @ self.right.mT
 
@@ -58,7 +76,11 @@ class EigenBlock(NamedTuple):
         return EigenBlock(left, None if self.right is None else self.right.square(), self.values)
 
     def dense(self, values: Tensor) -> Tensor:
-        """(U ⊗ V) diag(values) (U ⊗ V)ᵀ, (ab, ab)."""
+        """(U ⊗ V) diag(values) (U ⊗ V)ᵀ, (ab, ab).
+
+        Args:
+            values: Eigenvalues, (a, b).
+        """
         a, b = values.shape
         basis = torch.kron(_or_identity(self.left, a, values), _or_identity(self.right, b, values))
         return (basis * values.reshape(-1)) @ basis.mT
@@ -73,6 +95,10 @@ class EigenKroneckerGaussian(StructuredGaussian):
     A block's weights are an a×b matrix M, row-major in the flat vector; the blocks follow each
     other and cover it, P = Σab. With s_ij = α_i β_j + δ this is the Kronecker product of two
     factors with eigenvalues α and β, plus a prior's precision δ: see `EigenBlock.of_factors`.
+
+    Args:
+        mean: m, (P,).
+        blocks: One `EigenBlock` for each block of weights, in their order.
 
     >>> A, B = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([[3.0]])
     >>> q = EigenKroneckerGaussian(torch.zeros(2), (EigenBlock.of_factors(A, B, shift=1.0),))
@@ -139,7 +165,11 @@ class EigenKroneckerGaussian(StructuredGaussian):
             )
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """(..., P) as one (..., a, b) for each block."""
+        """(..., P) as one (..., a, b) for each block.
+
+        Args:
+            vector: (..., P).
+        """
         check_points(vector, self.size)
         pieces = vector.split([a * b for a, b in self.shapes], dim=-1)
         return [

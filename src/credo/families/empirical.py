@@ -22,6 +22,10 @@ class Empirical(Atomic):
     ``mean`` and ``variance`` are the moments of this discrete distribution itself (divided by S,
     not by S − 1). ``bag[i]`` is the i-th sample, a view; ``len(bag)`` is S.
 
+    Args:
+        samples: One sample in each row, (S, P).
+        weights: Their masses up to a factor, (S,); equal if None.
+
     >>> bag = Empirical(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
     >>> bag.mean, bag.variance, len(bag)
     (tensor([1., 1.]), tensor([1., 0.]), 2)

@@ -27,6 +27,10 @@ class FixedGaussian(Gaussian):
     m is ``mean`` (P,). S is ``precision``: a number (then expanded to (P,) without taking memory),
     its diagonal (P,), or dense (P, P). The entropy is the same for all members.
 
+    Args:
+        mean: m, (P,).
+        precision: S: a number, its diagonal (P,), or (P, P); positive definite.
+
     >>> q = FixedGaussian(torch.tensor([1.0, 2.0]), precision=torch.tensor(5.0))
     >>> gradient = torch.tensor([10.0, 10.0])
     >>> q.with_mean(q.mean - 0.5 * q.solve(gradient)).mean        # a step of gradient descent
@@ -118,7 +122,11 @@ class FixedGaussian(Gaussian):
         return q
 
     def multiply(self, vector: Vector) -> Vector:
-        """Sv, (P,)."""
+        """Sv, (P,).
+
+        Args:
+            vector: v, (P,).
+        """
         return self.precision @ vector if self.precision.dim() == 2 else self.precision * vector
 
     def solve(self, vector: Vector) -> Vector:

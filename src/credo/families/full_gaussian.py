@@ -25,6 +25,10 @@ class FullGaussian(CorrelatedGaussian):
     of S = LLᵀ is computed once in the life of a precision, and whatever keeps the precision keeps
     it. Memory is 2P² numbers.
 
+    Args:
+        mean: m, (P,).
+        precision: S, (P, P), symmetric positive definite.
+
     >>> q = FullGaussian(torch.tensor([0.0, 1.0]), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
     >>> q.variance
     tensor([0.6667, 0.6667])

@@ -25,18 +25,34 @@ class Gaussian(Family):
 
     @abstractmethod
     def with_mean(self, mean: Vector) -> Self:
-        """The same precision around another mean."""
+        """The same precision around another mean.
+
+        Args:
+            mean: The new mean, (P,).
+        """
 
     @abstractmethod
     def solve(self, vector: Vector) -> Vector:
-        """S⁻¹v: (..., P) → (..., P)."""
+        """S⁻¹v: (..., P) → (..., P).
+
+        Args:
+            vector: v, (..., P).
+        """
 
     @abstractmethod
     def kl(self, other: Self) -> Tensor:
-        """KL(self‖other) between two members of one family, 0-dim, in nats."""
+        """KL(self‖other) between two members of one family, 0-dim, in nats.
+
+        Args:
+            other: A member of the same family, over as many weights.
+        """
 
     def check_same_family(self, other: object) -> None:
-        """Raise `DataError` unless ``other`` is of the same family and over as many weights."""
+        """Raise `DataError` unless ``other`` is of the same family and over as many weights.
+
+        Args:
+            other: What should be such a member.
+        """
         if not isinstance(other, type(self)) or other.size != self.size:
             size = f" over {other.size} weights" if isinstance(other, type(self)) else ""
             raise DataError(
@@ -64,6 +80,10 @@ class CorrelatedGaussian(Gaussian):
         """Write m + R·eps into ``out`` and return it, without a graph.
 
         ``out`` and ``eps`` are (..., P) and may be the same tensor.
+
+        Args:
+            out: Where the draws go, (..., P).
+            eps: Standard normals, (..., P).
         """
         with torch.no_grad():
             return torch.add(self.mean, self._colour(eps), out=out)

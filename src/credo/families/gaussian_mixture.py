@@ -33,6 +33,10 @@ class GaussianMixture(Family):
 
     ``components`` are K ≥ 1 members of DiagGaussian, or K of FullGaussian, all of one size.
 
+    Args:
+        log_odds: ln(π_k/π_K) of all components but the last, (K − 1,).
+        components: K members of `DiagGaussian`, or K of `FullGaussian`.
+
     >>> left, right = (DiagGaussian(torch.tensor([m]), torch.tensor(1.0)) for m in (-2.0, 2.0))
     >>> q = GaussianMixture(torch.tensor([0.0]), (left, right))
     >>> q.mean, q.variance
@@ -99,7 +103,11 @@ class GaussianMixture(Family):
         return self._log_joint(w).logsumexp(-1)
 
     def responsibilities(self, w: Vector) -> Tensor:
-        """q(z = k | w): (..., P) → (..., K)."""
+        """q(z = k | w): (..., P) → (..., K).
+
+        Args:
+            w: Weights, (..., P).
+        """
         return self._log_joint(w).softmax(-1)
 
     def grad_log_prob(self, w: Vector) -> Tensor:
@@ -110,6 +118,9 @@ class GaussianMixture(Family):
         """∇² ln q(w) = Σ_k r_k[(g_k − g)(g_k − g)ᵀ − S_k], where g = Σ_k r_k g_k.
 
         (..., P, P) with full components; with diagonal ones its diagonal, (..., P).
+
+        Args:
+            w: Weights, (..., P).
         """
         responsibilities, gradients = self.responsibilities(w), self._gradients(w)
         precisions = torch.stack([component.precision for component in self.components])
@@ -155,7 +166,12 @@ class GaussianMixture(Family):
     def entropy_estimate(
         self, samples: int, generator: Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """−(1/n) Σ ln q(θ_i) over n ≥ 2 draws, and its standard error; both 0-dim."""
+        """−(1/n) Σ ln q(θ_i) over n ≥ 2 draws, and its standard error; both 0-dim.
+
+        Args:
+            samples: n, at least 2.
+            generator: Where the randomness comes from; torch's own if None.
+        """
         if samples < 2:
             raise DataError(f"a standard error needs at least 2 samples, got {samples}")
         values = -self.log_prob(self.sample(samples, generator))
@@ -168,7 +184,12 @@ class GaussianMixture(Family):
         return self.sample_joint(n, generator)[0]
 
     def sample_joint(self, n: int, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draws of θ, (n, P), and the component each comes from, (n,)."""
+        """Draws of θ, (n, P), and the component each comes from, (n,).
+
+        Args:
+            n: How many draws.
+            generator: Where the randomness comes from; torch's own if None.
+        """
         check_count(n)
         z = self._draw_components(n, generator)
         theta = self.mean.new_empty(n, self.size)

@@ -29,6 +29,11 @@ class LowRankGaussian(StructuredGaussian):
 
         R = D⁻½(I − V L⁻ᵀ(L + I)⁻¹Vᵀ)    has    RRᵀ = D⁻½(I + VVᵀ)⁻¹D⁻½ = S⁻¹
 
+    Args:
+        mean: m, (P,).
+        factor: U, (P, r) with 1 ≤ r ≤ P.
+        diagonal: d, (P,), positive.
+
     >>> q = LowRankGaussian(torch.zeros(2), torch.tensor([[1.0], [1.0]]), torch.ones(2))
     >>> q.dense_precision()
     tensor([[2., 1.],

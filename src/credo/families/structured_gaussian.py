@@ -32,7 +32,11 @@ class StructuredGaussian(CorrelatedGaussian):
 
     @abstractmethod
     def multiply(self, vector: Vector) -> Vector:
-        """Sv: (..., P) → (..., P)."""
+        """Sv: (..., P) → (..., P).
+
+        Args:
+            vector: v, (..., P).
+        """
 
     @abstractmethod
     def log_det(self) -> Tensor:

@@ -49,7 +49,15 @@ class Curvature(Protocol):
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator
     ) -> tuple[Vector, Tensor]:
-        """∇ℓ(θ), (P,), and H, (P, P) if dense and else its diagonal (P,)."""
+        """∇ℓ(θ), (P,), and H, (P, P) if dense and else its diagonal (P,).
+
+        Args:
+            loss: ℓ.
+            theta: Where it is looked at, (P,).
+            q: The Gaussian that is being learned.
+            dense: Whether a matrix (P, P) is wanted, or a diagonal (P,).
+            generator: Where draws come from.
+        """
         ...
 
 
@@ -140,7 +148,11 @@ class Reparameterised:
 
 @dataclass(frozen=True)
 class Hutchinson:
-    """The mean over ``probes`` sign vectors v of v∘(∇²ℓ v), whose expectation is the diagonal."""
+    """The mean over ``probes`` sign vectors v of v∘(∇²ℓ v), whose expectation is the diagonal.
+
+    Args:
+        probes: How many sign vectors are averaged.
+    """
 
     probes: int = 1
 

@@ -43,7 +43,12 @@ class Expectation(Protocol):
         ...
 
     def points(self, q: Gaussian, generator: Generator) -> Iterator[tuple[float, Vector]]:
-        """Weights, which sum to one, and points (P,)."""
+        """Weights, which sum to one, and points (P,).
+
+        Args:
+            q: The Gaussian whose expectation is meant.
+            generator: Where draws come from.
+        """
         ...
 
 
@@ -70,6 +75,11 @@ class MonteCarlo:
 
     with the baseline b = ℓ(m); unbiased for any loss, even one with jumps, at a variance that grows
     with the number of weights. ``antithetic`` draws in pairs m ± δ, which removes odd terms.
+
+    Args:
+        samples: How many draws.
+        estimator: Whether gradients of the loss are used, or its values alone.
+        antithetic: Whether to draw in pairs m ± δ.
     """
 
     samples: int = 1
@@ -104,7 +114,11 @@ class MonteCarlo:
 
 @dataclass(frozen=True)
 class GaussHermite:
-    """A product grid of ``order`` nodes along each axis of q: order^P points, for few weights."""
+    """A product grid of ``order`` nodes along each axis of q: order^P points, for few weights.
+
+    Args:
+        order: The number of points along each weight.
+    """
 
     order: int = 16
 

@@ -59,7 +59,19 @@ from credo.types import Vector
 
 @dataclass(frozen=True)
 class Step:
-    """How far to go; the symbols are in the module's docstring."""
+    """How far to go; the symbols are in the module's docstring.
+
+    Args:
+        rate: ρ.
+        mean_rate: α; ρ if None.
+        temperature: τ.
+        momentum: γ.
+        damping: ε.
+        root: Whether √S stands for S in the mean's step.
+        debias: Which averages are divided by what they lack.
+        prior_in_momentum: Whether momentum averages the prior's pull too.
+        keep_positive: Whether to take the improved step, which keeps S positive.
+    """
 
     rate: float
     mean_rate: float | None = None
@@ -137,6 +149,14 @@ class Learner:
 
     ``curvature`` is None for a family of fixed covariance and for values alone. ``prior`` is a
     Gaussian, or None for a flat one. Draws are a function of ``seed`` and the step's number.
+
+    Args:
+        expectation: Where the loss is looked at.
+        curvature: What stands for ∇²ℓ; None for a family of fixed covariance and for values
+            alone.
+        step: How far to go.
+        prior: p, a Gaussian, or None for a flat one.
+        seed: Draws are a function of it and of the step's number.
     """
 
     expectation: Expectation
@@ -149,19 +169,32 @@ class Learner:
         """The state before the first step, from q; refuses what does not fit together.
 
         A `DiagGaussian` of infinite scale is flat: S = 0, as Adam starts.
+
+        Args:
+            q: Where learning starts.
         """
         self._refuse_nonsense(q)
         return _DiagonalState(q) if isinstance(q, DiagGaussian) else _StructuredState(q)
 
     def update(self, state: LearnerState, loss: Loss) -> LearnerState:
-        """One step of the rule on this loss; the state is changed and returned."""
+        """One step of the rule on this loss; the state is changed and returned.
+
+        Args:
+            state: From `init` or the step before.
+            loss: ℓ without the prior.
+        """
         gradient, curvature = self.estimate(state, loss)
         if not bool(gradient.isfinite().all()):
             raise NonFiniteError(f"the loss's gradient is not finite at step {state.steps}")
         return self.move(state, gradient, curvature)
 
     def estimate(self, state: LearnerState, loss: Loss) -> tuple[Vector, Tensor | None]:
-        """E_q[∇ℓ], (P,), and E_q[∇²ℓ] where it is wanted: (P,) or (P, P)."""
+        """E_q[∇ℓ], (P,), and E_q[∇²ℓ] where it is wanted: (P,) or (P, P).
+
+        Args:
+            state: From `init` or the step before.
+            loss: ℓ without the prior.
+        """
         q = state.q
         generator = torch.Generator(q.mean.device)
         generator.manual_seed(key_to_seed(self.seed, state.steps))
@@ -187,6 +220,11 @@ class Learner:
 
         ``curvature`` may be left out where it is the square of the gradient. Where the settings
         are those of Adam, torch's fused kernel takes the step: the same arithmetic in one pass.
+
+        Args:
+            state: From `init` or the step before.
+            gradient: E_q[∇ℓ], (P,).
+            curvature: E_q[∇²ℓ], (P,) or (P, P), or None.
         """
         if curvature is None and isinstance(self.curvature, SquaredGradient):
             if self.prior is None and isinstance(state, _DiagonalState) and is_adam(self.step):
