@@ -25,9 +25,11 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Strict: a link or a cross-reference that leads nowhere is an error. The pages are in build/site.
+# Strict: a link or a cross-reference that leads nowhere is an error, and so is a page that loads
+# anything from elsewhere. The pages are in build/site.
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	! grep -rE --include='*.html' '<(script|link|img)[^>]+(src|href)="https?:' build/site
 
 # The rivals are installed without their dependencies, so that they can't touch torch; what does
 # not install or import is reported and left out.
