@@ -105,7 +105,7 @@ def key_to_seed(seed: int, *key: int) -> int:
     return state >> 1
 
 
-class GeneratorNoise:
+class GeneratorNoise(NoiseSource):
     """Torch's own normals, on any device and in any dtype.
 
     Args:
@@ -125,7 +125,7 @@ class GeneratorNoise:
         return out.normal_(generator=generator)
 
 
-class TableNoise:
+class TableNoise(NoiseSource):
     """Pairs of normals looked up by 13 random bits; elsewhere than float32 on a CPU, torch's own.
 
     The bits come from SFC64, the fastest of numpy's generators, seeded by the key.
@@ -157,7 +157,7 @@ class TableNoise:
         return out
 
 
-class PoolNoise:
+class PoolNoise(NoiseSource):
     """Windows of a slowly renewed pool of normals; see the module's text for what that means.
 
     The first number of a key is taken as the step. The pool of a step is a function of the seed and
