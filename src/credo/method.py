@@ -141,15 +141,29 @@ class Method(ABC, Generic[S]):
 
     @abstractmethod
     def update(self, state: S, batch: Batch) -> tuple[S, Info]:
-        """One step on one minibatch; the state may be changed in place."""
+        """One step on one minibatch; the state may be changed in place.
+
+        Args:
+            state: What `init` returned, or the update before.
+            batch: Inputs and targets.
+        """
 
     def finish(self, state: S, data: Iterable[Batch]) -> S:
-        """What needs a last pass over the data; most methods need none."""
+        """What needs a last pass over the data; most methods need none.
+
+        Args:
+            state: The state after the last update.
+            data: The training data, batch by batch.
+        """
         return state
 
     @abstractmethod
     def posterior(self, state: S) -> Posterior:
-        """The posterior that the state stands for; the network is left at its mean."""
+        """The posterior that the state stands for; the network is left at its mean.
+
+        Args:
+            state: The state to read.
+        """
 
     def summary(self, state: S, nll: float = math.nan) -> dict[str, Any]:
         """Diagnostics logged once per epoch (KL, ELBO, temperature, norms of segments).
@@ -161,21 +175,39 @@ class Method(ABC, Generic[S]):
         return {}
 
     def optimizer_of(self, state: S) -> Optimizer | None:
-        """The optimizer whose rates a schedule may change; None if there is none."""
+        """The optimizer whose rates a schedule may change; None if there is none.
+
+        Args:
+            state: The state to look into.
+        """
         return None
 
     def pack(self, state: S) -> tuple[dict[str, Tensor], Json]:
-        """Everything a resumed run needs, as tensors and JSON: the state's stored fields."""
+        """Everything a resumed run needs, as tensors and JSON: the state's stored fields.
+
+        Args:
+            state: The state to write.
+        """
         return packing.pack(state)
 
     def unpack(self, state: S, tensors: Mapping[str, Tensor], meta: Json) -> S:
-        """The inverse of ``pack``, into a state from ``init`` on the same model."""
+        """The inverse of ``pack``, into a state from ``init`` on the same model.
+
+        Args:
+            state: A state of the same model, which is filled.
+            tensors: What `pack` gave.
+            meta: The JSON beside it.
+        """
         packing.unpack(state, tensors, meta)
         self.restored(state)
         return state
 
     def restored(self, state: S) -> None:
-        """Make what is not stored follow from what was read back; often nothing does."""
+        """Make what is not stored follow from what was read back; often nothing does.
+
+        Args:
+            state: The state that was filled.
+        """
 
     def config(self) -> Json:
         """JSON that names the method and its settings, for the run folder."""
@@ -188,7 +220,11 @@ class TemperedMethod(Method[S]):
     temperature: Temperature
 
     def at(self, temperature: Temperature) -> Self:
-        """The same method at another temperature."""
+        """The same method at another temperature.
+
+        Args:
+            temperature: The weight of the KL, as the method takes it.
+        """
         return replace(self, temperature=temperature)  # type: ignore[type-var]
 
 
