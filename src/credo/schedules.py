@@ -49,7 +49,12 @@ class ByEpoch(ABC):
 
     @abstractmethod
     def factor(self, epoch: float, epochs: int) -> float:
-        """What the rates are multiplied by when ``epoch`` of ``epochs`` are done."""
+        """What the rates are multiplied by when ``epoch`` of ``epochs`` are done.
+
+        Args:
+            epoch: Epochs done, not only whole ones.
+            epochs: Epochs that there will be.
+        """
 
 
 @final
@@ -75,7 +80,12 @@ class Plateau:
     margin: NotNegative = 1e-4
 
     def after(self, memory: PlateauMemory, value: float) -> PlateauMemory:
-        """The memory after an epoch whose record has this value."""
+        """The memory after an epoch whose record has this value.
+
+        Args:
+            memory: What was seen before.
+            value: The watched number of this epoch.
+        """
         best = memory.best
         # A value that is not a number is not an improvement.
         if math.isfinite(value) and (best is None or value < best - self.margin * abs(best)):
@@ -88,7 +98,13 @@ class Plateau:
 @final
 @dataclass(frozen=True)
 class PlateauMemory:
-    """The lowest value so far, the epochs since, and the factor that has come of it."""
+    """The lowest value so far, the epochs since, and the factor that has come of it.
+
+    Args:
+        best: The lowest value; None before the first.
+        waited: Epochs since it.
+        factor: What the rates are multiplied by now.
+    """
 
     best: float | None = None
     waited: int = 0
@@ -102,6 +118,9 @@ ScheduleSpec: TypeAlias = str | Schedule | Mapping[str, str | Schedule]
 def constant(fraction: float) -> float:
     """The rate as given.
 
+    Args:
+        fraction: How much of training is done, from 0 to 1.
+
     >>> constant(0.5)
     1.0
     """
@@ -111,6 +130,9 @@ def constant(fraction: float) -> float:
 def cosine(fraction: float) -> float:
     """Half a wave from 1 down to 0.
 
+    Args:
+        fraction: How much of training is done, from 0 to 1.
+
     >>> [round(cosine(fraction), 2) for fraction in (0, 0.5, 1)]
     [1.0, 0.5, 0.0]
     """
@@ -119,6 +141,9 @@ def cosine(fraction: float) -> float:
 
 def linear(fraction: float) -> float:
     """A straight line from 1 down to 0.
+
+    Args:
+        fraction: How much of training is done, from 0 to 1.
 
     >>> linear(0.25)
     0.75
@@ -239,7 +264,11 @@ BY_NAME: dict[str, Schedule] = {
 
 
 def by_name(spec: str | Schedule) -> Schedule:
-    """The schedule itself, or that of the name."""
+    """The schedule itself, or that of the name.
+
+    Args:
+        spec: A name or a schedule.
+    """
     if not isinstance(spec, str):
         if callable(spec) or isinstance(spec, ByEpoch | Plateau):
             return spec
@@ -254,7 +283,12 @@ def by_name(spec: str | Schedule) -> Schedule:
 
 
 def for_groups(spec: ScheduleSpec, names: Sequence[str]) -> list[Schedule]:
-    """The schedule of each of these groups; those that a mapping does not name are constant."""
+    """The schedule of each of these groups; those that a mapping does not name are constant.
+
+    Args:
+        spec: One schedule for all, or a mapping from groups' names.
+        names: The groups, in the optimizer's order.
+    """
     if not isinstance(spec, Mapping):
         return [by_name(spec)] * len(names)
     strangers = sorted(set(spec) - set(names))
@@ -267,7 +301,14 @@ def for_groups(spec: ScheduleSpec, names: Sequence[str]) -> list[Schedule]:
 
 
 def factor_at(schedule: Schedule, epoch: float, epochs: int, memory: PlateauMemory) -> float:
-    """What the rates are multiplied by when ``epoch`` of ``epochs`` are done."""
+    """What the rates are multiplied by when ``epoch`` of ``epochs`` are done.
+
+    Args:
+        schedule: The schedule.
+        epoch: Epochs done, not only whole ones.
+        epochs: Epochs that there will be.
+        memory: What a `Plateau` has seen.
+    """
     if isinstance(schedule, Plateau):
         return memory.factor
     if isinstance(schedule, ByEpoch):
@@ -276,7 +317,11 @@ def factor_at(schedule: Schedule, epoch: float, epochs: int, memory: PlateauMemo
 
 
 def numbers_in(record: Json) -> list[str]:
-    """What a plateau can watch."""
+    """What a plateau can watch.
+
+    Args:
+        record: An epoch's record.
+    """
     return sorted(name for name, value in record.items() if isinstance(value, int | float))
 
 

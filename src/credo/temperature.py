@@ -44,7 +44,12 @@ class Balanced:
     max_temperature: Annotated[float, Range(0, open_low=True, infinite=True)] = 1.0
 
     def resolve(self, segments: Sequence[Segment], num_data: int) -> float:
-        """The temperature η for this network and data."""
+        """The temperature η for this network and data.
+
+        Args:
+            segments: The random parameters.
+            num_data: N, the number of training examples.
+        """
         if self.per == "parameters":
             size = sum(s.stop - s.start for s in segments)
         else:
@@ -61,7 +66,11 @@ docs/defaults.md."""
 
 
 def hidden_units(segments: Sequence[Segment]) -> int:
-    """Outputs of all weight matrices but the last layer's; at least 1."""
+    """Outputs of all weight matrices but the last layer's; at least 1.
+
+    Args:
+        segments: The random parameters.
+    """
     weights = [s for s in segments if len(s.shape) >= 2]
     if len(weights) < 2:
         return 1
@@ -77,7 +86,14 @@ def _outputs(weight: Segment) -> int:
 def temperature_at(
     temperature: Temperature, segments: Sequence[Segment], num_data: int, epoch: float
 ) -> float:
-    """η at this point of training, checked."""
+    """η at this point of training, checked.
+
+    Args:
+        temperature: A number, a function of the epoch, or `Balanced`.
+        segments: The random parameters.
+        num_data: N, the number of training examples.
+        epoch: Epochs done, not only whole ones.
+    """
     if isinstance(temperature, Balanced):
         return temperature.resolve(segments, num_data)
     value = temperature(epoch) if callable(temperature) else float(temperature)

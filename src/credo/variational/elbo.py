@@ -37,6 +37,12 @@ KLWeights: TypeAlias = Literal["uniform"] | NotNegative
 def elbo(nll: float, kl: float, temperature: float, num_data: int) -> float:
     """ELBO_η in nats over the whole data set, from the mean NLL per example under q.
 
+    Args:
+        nll: The mean over examples of E_q[−log p(y | w)].
+        kl: KL(q‖prior) in nats.
+        temperature: η, the weight of the KL.
+        num_data: N, the number of training examples.
+
     >>> elbo(nll=0.5, kl=3.0, temperature=0.1, num_data=100)
     -50.3
     """

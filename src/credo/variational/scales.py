@@ -110,7 +110,11 @@ class ScaleConvergence:
 
 
 def scale_convergence(history: Sequence[Json]) -> ScaleConvergence | None:
-    """Judge ``posterior.history``; None if it says too little: no trained scales, or few epochs."""
+    """Judge ``posterior.history``; None if it says too little: no trained scales, or few epochs.
+
+    Args:
+        history: The epochs' records, as ``posterior.history`` has them.
+    """
     records = [record for record in history if "log_scale_reach" in record]
     if not records:
         return None
