@@ -43,8 +43,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from credo.checks import Count, Index, Probability, Range, checked, positive
-from credo.errors import DataError, UnsupportedError
+from credo.checks import Count, Index, Probability, Range, Remedy, checked, positive
+from credo.errors import DataError
 from credo.method import TemperedMethod
 from credo.model import Model
 from credo.noise import key_to_seed
@@ -61,10 +61,17 @@ TAUS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 TEMPERATURES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 
+def _which_methods(given: object) -> str:
+    return (
+        f"{type(given).__name__} has no temperature to tune: use VI, VariationalLaplace, VOGN, "
+        "IVON, Vadam, Laplace or MAP"
+    )
+
+
 @checked
 def tune_temperature(
     model: Model,
-    method: TemperedMethod[Any],
+    method: Annotated[TemperedMethod[Any], Remedy(_which_methods)],
     data: Any,
     values: Sequence[float] | None = None,
     kind: Literal["balanced", "temperature"] = "balanced",
@@ -160,11 +167,6 @@ def _refuse_misfits(
     method: TemperedMethod[Any], epochs: int, val_data: Any, folds: int | None
 ) -> None:
     name = type(method).__name__
-    if not isinstance(method, TemperedMethod):
-        raise UnsupportedError(
-            f"{name} has no temperature to tune: use VI, VariationalLaplace, VOGN, IVON, Vadam, "
-            "Laplace or MAP"
-        )
     current = method.temperature
     if callable(current) and not isinstance(current, Balanced):
         raise DataError(

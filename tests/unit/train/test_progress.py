@@ -100,5 +100,5 @@ def test_a_reporter_of_ones_own_hears_everything():
 @pytest.mark.parametrize("given", [1, "bar", None, print])
 def test_anything_else_is_refused(given):
     model = credo.Model(nn.Linear(2, 3), credo.likelihoods.Categorical())
-    with pytest.raises(DataError, match=r"progress must be True, False or a credo\.train\.Report"):
+    with pytest.raises(DataError, match=r"progress must be True or False or a Report"):
         credo.fit(model, credo.MAP(), DATA, epochs=1, progress=given)
