@@ -213,7 +213,7 @@ def test_what_cannot_be_meant_is_refused():
     laplace = credo.Model(model.net, model.likelihood, credo.priors.Laplace(scale=1.0))
     with pytest.raises(UnsupportedError, match="Gaussian prior"):
         VCL(laplace, ADAM)
-    with pytest.raises(DataError, match="no parameter .clip_radius"):
+    with pytest.raises(DataError, match="no parameter 'clip_radius'"):
         SequentialIVON(clip_radius=1.0)
 
 
