@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from credo.posterior import load as load
     from credo.sampling import HMC as HMC
     from credo.sampling import MALA as MALA
+    from credo.sampling import SGHMC as SGHMC
     from credo.sampling import SGLD as SGLD
     from credo.temperature import Balanced as Balanced
     from credo.tools import diagnose as diagnose
@@ -80,6 +81,7 @@ _HOMES = {
     "Laplace": "laplace",
     "HMC": "sampling",
     "MALA": "sampling",
+    "SGHMC": "sampling",
     "SGLD": "sampling",
     # what helps them
     "Balanced": "temperature",

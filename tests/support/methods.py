@@ -61,6 +61,7 @@ METHODS: dict[str, Row] = {
     ),
     "HMC": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2)),
     "MALA": Row(lambda: credo.MALA(warmup=2, chains=3, spread=0.0)),
+    "SGHMC": Row(lambda: credo.SGHMC(lr=0.005, warmup=1, thin=2, keep=5, chains=2)),
     "SGLD": Row(lambda: credo.SGLD(lr=0.02, warmup=1, thin=2, keep=5, chains=2)),
 }
 

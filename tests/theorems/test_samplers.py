@@ -175,6 +175,44 @@ def test_langevin_without_metropolis_has_the_covariance_of_its_discretisation() 
     assert worst_z(draws, mean, covariance) > 8
 
 
+def test_momentum_without_metropolis_has_the_covariance_of_its_discretisation() -> None:
+    """v ← (1−α)v − εAw + √(2αε)ξ, w ← w + v rests at A⁻¹(I − εA/(2(2−α)))⁻¹: a linear recursion
+    whose three second moments solve a linear system, checked here against it as well."""
+    temperature, friction = 0.5, 0.3
+    data, mean, covariance = regression(temperature)
+    precision = torch.linalg.inv(covariance)
+    epsilon = 1.6 / float(torch.linalg.eigvalsh(precision).max())
+    one = torch.eye(FEATURES, dtype=D)
+    discretised = covariance @ torch.linalg.inv(one - epsilon / (2 * (2 - friction)) * precision)
+    for curvature in torch.linalg.eigvalsh(precision).tolist():
+        # (w, v) ← M(w, v) + (s, s)ξ; its covariance is MCMᵀ + s²·11ᵀ.
+        keep, pull = 1 - friction, epsilon * curvature
+        step = torch.tensor([[1 - pull, keep], [-pull, keep]], dtype=D)
+        noise = torch.full((4,), 2 * friction * epsilon, dtype=D)
+        moments = torch.linalg.solve(torch.eye(4, dtype=D) - torch.kron(step, step), noise)
+        expected = 1 / curvature / (1 - pull / (2 * (2 - friction)))
+        assert float(moments[0]) == pytest.approx(expected, rel=1e-10)
+    method = credo.SGHMC(
+        temperature=temperature, lr=epsilon * NUM_DATA / temperature, precondition=False,
+        chains=60, warmup=60, thin=3, friction=friction,
+    )  # fmt: skip
+    posterior = credo.fit(model(), method, data, epochs=360, batch_size=NUM_DATA, progress=False)
+    draws = draws_of(posterior, 60)
+    assert worst_z(draws, mean, discretised) < 5
+    assert worst_z(draws, mean, covariance) > 8
+
+
+def test_momentum_with_full_friction_is_langevin() -> None:
+    """The same noise, the same steps; rounding of 60 of them."""
+    data = regression(1.0)[0]
+    settings = {"lr": 0.01, "chains": 3, "warmup": 20, "thin": 2}
+    chains = [
+        credo.fit(model(), method, data, epochs=30, batch_size=6, progress=False).q.samples
+        for method in (credo.SGLD(**settings), credo.SGHMC(**settings, friction=1.0))
+    ]
+    torch.testing.assert_close(*chains, rtol=0, atol=1e-12)
+
+
 def test_small_preconditioned_steps_draw_the_posterior() -> None:
     """The preconditioner rests after warm-up, so only the discretisation is left: here 10 %."""
     data, mean, covariance = regression(1.0)

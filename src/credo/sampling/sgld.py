@@ -36,56 +36,27 @@ References: Welling & Teh 2011; Li et al. 2016 (pSGLD); Huix et al. 2022 (Langev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from dataclasses import dataclass
+from typing import final
 
-import torch
 from torch import Generator, Tensor
-from torch.optim import SGD, Optimizer
 
-from credo.checks import Count, NotNegative, Positive, checked
-from credo.errors import DataError
-from credo.method import Info, State, TemperedMethod
+from credo.checks import checked
 from credo.model import Model
-from credo.noise import GeneratorNoise
-from credo.packing import STORED
-from credo.posterior.posterior import Posterior
-from credo.sampling.chains import ChainReport, Target, Trace, posterior_of, report_on, warn_of
-from credo.temperature import Temperature
-from credo.types import Batch
-
-MEMORY = 0.99
-"""The share of v that a step keeps."""
-
-SMALLEST_ROOT = 1e-5
-"""Added to √v: a weight without gradients must not take infinite steps."""
+from credo.sampling.langevin import LangevinMethod, LangevinState
 
 
 @final
 @dataclass
-class SGLDState(State):
-    """Where the chains are, (chains, P), v of their preconditioner, and what was kept.
-
-    The optimizer is plain gradient descent on ``positions``; `credo.fit` changes its rate.
-    """
-
-    target: Target
-    noise: GeneratorNoise
-    positions: Tensor = field(metadata=STORED)
-    gradient: Tensor
-    squares: Tensor = field(metadata=STORED)
-    optimizer: SGD = field(metadata=STORED)
-    trace: Trace = field(metadata=STORED)
-    adapted: int = field(default=0, metadata=STORED)
-    report: ChainReport | None = None
+class SGLDState(LangevinState):
+    """Where the chains are."""
 
 
 @final
 @checked
 @dataclass(frozen=True)
-class SGLD(TemperedMethod[SGLDState]):
-    """Langevin dynamics with minibatches and several chains, which see the same batches.
+class SGLD(LangevinMethod[SGLDState]):
+    """Langevin dynamics with minibatches (Welling & Teh, 2011).
 
     Args:
         temperature: A number or `credo.Balanced`.
@@ -98,98 +69,10 @@ class SGLD(TemperedMethod[SGLDState]):
         spread: Chains start at the network's weights plus noise of so many prior scales.
     """
 
-    temperature: Temperature = 1.0
-    lr: Positive = 1e-3
-    precondition: bool = True
-    chains: Count = 4
-    warmup: NotNegative = 50.0
-    thin: Count = 10
-    keep: Count = 100
-    spread: NotNegative = 1.0
-
-    default_epochs: ClassVar[int] = 200
-
-    def __post_init__(self) -> None:
-        if self.precondition and not self.warmup:
-            raise DataError(
-                "precondition=True learns its scales during warm-up, and warmup=0 has none: give "
-                "some epochs, or precondition=False"
-            )
-
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> SGLDState:
         """The chains around the network's current weights."""
-        target = Target.of(model, num_data, self.temperature, "SGLD")
-        noise = GeneratorNoise(int(torch.randint(2**62, (), generator=generator)))
-        positions = target.starts(self.chains, self.spread, noise)
-        gradient = torch.zeros_like(positions)
-        positions.grad = gradient
-        return SGLDState(
-            target=target,
-            noise=noise,
-            positions=positions,
-            gradient=gradient,
-            squares=torch.zeros_like(positions),
-            optimizer=SGD([{"params": [positions], "lr": self.lr, "name": "mean"}]),
-            trace=Trace(self.keep, self.thin, positions.device),
-        )
+        return SGLDState(**self._start(model, num_data, generator))
 
-    def update(self, state: SGLDState, batch: Batch) -> tuple[SGLDState, Info]:
-        """One step of every chain on one minibatch."""
-        clock, target = state.clock, state.target
-        clock.begin(target.num_data, len(batch[1]))
-        share = target.temperature / target.num_data
-        with target.evaluating():
-            point = target.at(state.positions, batch)
-        target.refuse_nonfinite(point, clock)
-        torch.mul(point.gradient, share, out=state.gradient)
-        warming = clock.epoch < self.warmup
-        rate = float(state.optimizer.param_groups[0]["lr"])
-        if not warming:
-            state.trace.offer(state.positions, point.nll, rate)
-        kick = state.noise.draw(torch.empty_like(state.positions), clock.step)
-        if self.precondition:
-            if warming:
-                state.squares.lerp_(state.gradient.square(), 1 - MEMORY)
-                state.adapted += 1
-            metric = self._metric(state)
-            state.gradient.mul_(metric)
-            kick.mul_(metric.sqrt())
+    def _move(self, state: SGLDState, noise: Tensor, rate: float, share: float) -> None:
         state.optimizer.step()
-        state.positions.add_(kick, alpha=math.sqrt(2 * rate * share))
-        clock.tick()
-        return state, Info(float(point.nll.mean()))
-
-    def finish(self, state: SGLDState, data: Iterable[Batch]) -> SGLDState:
-        """Compare the chains; say so if they disagree."""
-        state.report = report_on(state.trace, state.target, data)
-        warn_of(
-            state.report, self.warmup,
-            "Run more epochs with more warmup, raise lr if the loss allows it, or lower spread to "
-            "start nearer to the network's own weights.",
-        )  # fmt: skip
-        return state
-
-    def posterior(self, state: SGLDState) -> Posterior:
-        """The draws of all chains; during warm-up the weights where they are."""
-        return posterior_of(state.trace, state.positions, state.target, state.report)
-
-    def summary(self, state: SGLDState, nll: float = math.nan) -> dict[str, Any]:
-        """Temperature, the step's mean size ε·G, and the draws that are kept of each chain."""
-        share = state.target.temperature / state.target.num_data
-        step = 2 * float(state.optimizer.param_groups[0]["lr"]) * share
-        if self.precondition:
-            step *= float(self._metric(state).mean())
-        return {
-            "temperature": state.target.temperature,
-            "step_size": step,
-            "kept": len(state.trace),
-        }
-
-    def optimizer_of(self, state: SGLDState) -> Optimizer:
-        """Plain gradient descent, whose rate is that of the chains."""
-        return state.optimizer
-
-    def _metric(self, state: SGLDState) -> Tensor:
-        """G, (chains, P), from v without the bias of its start at zero."""
-        bias = 1 - MEMORY ** max(1, state.adapted)
-        return 1 / ((state.squares / bias).sqrt() + SMALLEST_ROOT)
+        state.positions.add_(noise, alpha=math.sqrt(2 * rate * share))
