@@ -186,7 +186,11 @@ class Model(Displayed):
         return outputs
 
     def outputs(self, inputs: Inputs) -> Tensor:
-        """The network's outputs with the weights it has now."""
+        """The network's outputs with the weights it has now.
+
+        Args:
+            inputs: A tensor for ``net(x)``, several for ``net(*x)``, a mapping for ``net(**x)``.
+        """
         if isinstance(inputs, Tensor):
             outputs = self.net(inputs)
         elif isinstance(inputs, Mapping):
@@ -201,7 +205,11 @@ class Model(Displayed):
         return outputs
 
     def mean_nll(self, batch: Batch) -> Tensor:
-        """Mean negative log-likelihood of a batch: a scalar that can be differentiated."""
+        """Mean negative log-likelihood of a batch: a scalar that can be differentiated.
+
+        Args:
+            batch: Inputs and targets.
+        """
         inputs, targets = batch
         return self.likelihood.mean_nll(self.outputs(inputs), targets)
 

@@ -52,14 +52,14 @@ class FlatParams:
 
     Parameters that look at other weights for a while need no copies: `show` makes them views of a
     `Draw`, `show_home` of the buffer again, whose content nobody touched.
-    """
 
-    def __init__(self, module: nn.Module, reuse: bool = False) -> None:
-        """Args:
+    Args:
         module: Whose parameters to move.
         reuse: Stay in a buffer of another binding where the parameters lie in it as they
             would here; else the buffer is new.
-        """
+    """
+
+    def __init__(self, module: nn.Module, reuse: bool = False) -> None:
         self._module = ref(module)
         self._places = _places(module)
         if not self._places:
@@ -101,7 +101,11 @@ class FlatParams:
         return self.vector.numel()
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether it is one of ours."""
+        """Whether it is one of ours.
+
+        Args:
+            parameter: Any tensor; its identity counts, not its values.
+        """
         return id(parameter) in self._ids
 
     def pairs(self) -> Iterable[tuple[Segment, nn.Parameter]]:
@@ -124,7 +128,11 @@ class FlatParams:
         torch.clear_autocast_cache()
 
     def show(self, draw: Draw) -> None:
-        """Make the draw's parameters, as far as they are ours, views of it."""
+        """Make the draw's parameters, as far as they are ours, views of it.
+
+        Args:
+            draw: Other weights for some of them.
+        """
         for index, parameter in enumerate(self.parameters):
             view = draw.views.get(id(parameter))
             if view is not None:
@@ -137,6 +145,9 @@ class FlatParams:
         """Make the draw's parameters views of the buffer again, also after half a `show`.
 
         One that was moved or re-typed in the meantime stays where it is and gets the numbers.
+
+        Args:
+            draw: What was shown.
         """
         for index, (parameter, home) in enumerate(zip(self.parameters, self._home, strict=True)):
             shown = draw.addresses.get(id(parameter))
@@ -153,6 +164,13 @@ class FlatParams:
         """Move the gradients of the selected segments into ``out`` and clear them.
 
         A parameter the loss did not reach counts as zero.
+
+        Args:
+            selection: Whose gradients.
+            out: Where to, (P,).
+
+        Returns:
+            ``out``.
         """
         pieces: list[Tensor] = []
         for segment in selection.segments:
@@ -315,12 +333,20 @@ class _Place:
 
 
 def segments_of(module: nn.Module) -> tuple[Segment, ...]:
-    """The segments that binding the module would give, without binding it."""
+    """The segments that binding the module would give, without binding it.
+
+    Args:
+        module: The network.
+    """
     return _segments(_places(module))
 
 
 def parameters_of(module: nn.Module) -> list[tuple[Segment, nn.Parameter]]:
-    """The module's segments with their parameters, bound or not."""
+    """The module's segments with their parameters, bound or not.
+
+    Args:
+        module: The network.
+    """
     places = _places(module)
     return list(zip(_segments(places), (place.parameter for place in places), strict=True))
 

@@ -28,7 +28,10 @@ NORM_NAMES = frozenset(
 class Selection:
     """Some segments of the flat vector, (P,) when read out.
 
-    ``runs`` are the maximal contiguous stretches; with one run, reading is a view.
+    Args:
+        segments: The selected ones, in the vector's order.
+        runs: The maximal contiguous stretches; with one run, reading is a view.
+        size: P, the number of scalars.
     """
 
     segments: tuple[Segment, ...]
@@ -37,7 +40,11 @@ class Selection:
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> Selection:
-        """Merge neighbouring segments into runs."""
+        """Merge neighbouring segments into runs.
+
+        Args:
+            segments: The selected ones, in any order.
+        """
         ordered = tuple(sorted(segments, key=lambda s: s.start))
         runs: list[tuple[int, int]] = []
         for s in ordered:
@@ -53,18 +60,31 @@ class Selection:
         return len(self.runs) <= 1
 
     def view(self, vector: Vector) -> Vector:
-        """The selected part of ``vector`` without a copy; only for one run."""
+        """The selected part without a copy; only for one run.
+
+        Args:
+            vector: Of all parameters, (T,).
+        """
         start, stop = self.runs[0] if self.runs else (0, 0)
         return vector[start:stop]
 
     def read(self, vector: Vector) -> Vector:
-        """A copy of the selected part, (P,)."""
+        """A copy of the selected part, (P,).
+
+        Args:
+            vector: Of all parameters, (T,).
+        """
         if not self.runs:
             return vector.new_empty(0)
         return torch.cat([vector[a:b] for a, b in self.runs])
 
     def write(self, vector: Vector, values: Vector) -> None:
-        """Put ``values`` (P,) in their places in ``vector``; a view of itself costs nothing."""
+        """Put values in their places; a view of itself costs nothing.
+
+        Args:
+            vector: Of all parameters, (T,).
+            values: Of the selected ones, (P,).
+        """
         if self.is_one_run:
             target = self.view(vector)
             if target.data_ptr() != values.data_ptr():

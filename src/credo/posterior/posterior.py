@@ -50,6 +50,13 @@ class Posterior(Displayed):
     ``mean`` is the flat mean (P,); ``sample(n)`` flat draws (n, P); ``predict(x)`` a `Predictive`.
     ``predicts`` is how ``predict`` works unless it is told: by drawn weights, but for Laplace's
     approximation, which holds for the linearised network.
+
+    Args:
+        model: Network, likelihood and prior.
+        q: The distribution over the network's random weights.
+        point: The values of its other trainable parameters, one after the other.
+        buffers: The network's buffers by name, as predictions will use them.
+        draws: The noise source that predictions draw from.
     """
 
     predicts: At = "samples"
@@ -68,7 +75,13 @@ class Posterior(Displayed):
 
     @classmethod
     def at_network(cls, model: Model, q: Family, draws: Draws = "table") -> Posterior:
-        """q with the point parameters, buffers and learned noise that the network has now."""
+        """q with the point parameters, buffers and learned noise that the network has now.
+
+        Args:
+            model: Whose network it is.
+            q: The distribution over its random weights.
+            draws: The noise source that predictions draw from.
+        """
         owned = model.replace(likelihood=copy.deepcopy(model.likelihood))
         buffers = {name: b.detach().clone() for name, b in model.net.named_buffers()}
         return cls(owned, q, model.weights(model.deterministic), buffers, draws)
@@ -79,7 +92,12 @@ class Posterior(Displayed):
         return self.q.mean
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        """Weights drawn from q, (n, P)."""
+        """Weights drawn from q, (n, P).
+
+        Args:
+            n: How many.
+            generator: Where randomness comes from; torch's own if None.
+        """
         return self.q.sample(n, generator)
 
     def predict(
@@ -93,20 +111,26 @@ class Posterior(Displayed):
         link: Link | None = None,
         keep_samples: bool = True,
     ) -> Predictive:
-        """The predictive distribution at ``x``: a tensor, an array, or a loader of batches.
+        """The predictive distribution at ``x``.
 
-        Repeatable: without a ``generator`` the same weights are drawn every time. ``at`` is
-        "samples", "mean" or "linearised", and ``predicts`` if it isn't given.
+        Safe from several threads: it runs on a copy of the network that nobody else sees.
 
-        ``at="samples"`` draws the weights once per sample and passes the inputs in batches, so
-        memory is that of one batch plus the result, (S, B, ...); ``keep_samples=False`` keeps only
-        averages over the samples, (B, ...), whatever S is. ``at="mean"`` runs the network once, at
-        q's mean. A loader's batches may be inputs alone or (inputs, targets).
+        Args:
+            x: A tensor, an array, several of them or a mapping as the network takes them, or a
+                loader whose batches are inputs alone or (inputs, targets).
+            samples: How many draws of the weights (of the outputs, where it is linearised).
+            batch_size: Inputs that pass at once; memory is that of one batch plus the result.
+            generator: Where the seed of the draws comes from. Without it the same weights are
+                drawn every time, so predictions are repeatable.
+            at: "samples" draws weights; "mean" runs the network once, at q's mean; "linearised"
+                makes the network linear in its weights around q's mean, so that a Gaussian q makes
+                its outputs Gaussian (see `credo.posterior.outputs`): exact for a Gaussian
+                likelihood. By default what ``predicts`` says.
+            link: For "linearised": "probit" takes a formula in place of draws of the outputs.
+            keep_samples: Keep every sample, (S, B, ...); else only averages over them, (B, ...).
 
-        ``at="linearised"`` makes the network linear in its weights around q's mean, so that a
-        Gaussian q makes its outputs Gaussian (see `credo.posterior.outputs`): exact for a
-        Gaussian likelihood; else ``samples`` draws of the outputs, or with ``link="probit"`` a
-        formula.
+        Returns:
+            Probabilities or mean and standard deviation, entropy, intervals, ….
 
         >>> import torch, credo
         >>> net = torch.nn.Linear(2, 3)
@@ -167,7 +191,11 @@ class Posterior(Displayed):
             yield flat
 
     def save(self, path: str | Path) -> None:
-        """Write q, point parameters, buffers and configuration to one safetensors file."""
+        """Write q, point parameters, buffers and configuration to one safetensors file.
+
+        Args:
+            path: The file; one that is there is replaced at once and whole.
+        """
         q_tensors, q_meta = self.q.pack()
         tensors = {f"q.{name}": tensor for name, tensor in q_tensors.items()}
         tensors["point"] = self.point
@@ -293,8 +321,14 @@ def load(
 ) -> Posterior:
     """The posterior that `Posterior.save` wrote, on a network of the same architecture.
 
-    The network's own weights don't matter and stay as they are. ``likelihood`` is needed only where
-    it can't be stored (`FromLoss`).
+    Args:
+        path: The file.
+        net: A network of that architecture; its own weights don't matter and stay as they are.
+        likelihood: Needed only where it can't be stored (`FromLoss`).
+        prior: In place of the stored one.
+
+    Raises:
+        FileFormatError: The file is damaged, or is a posterior of another network.
     """
     path = Path(path)
     tensors, meta = storage.read_tensors(path)
@@ -308,10 +342,10 @@ def load(
     here = {s.name: list(s.shape) for s in segments_of(net)}
     for name, shape in [*random, *fixed]:
         if here.get(name) != shape:
-            found = f"has shape {tuple(here[name])} there" if name in here else "is not in it"
+            fault = f"has shape {tuple(here[name])} there" if name in here else "is not in it"
             raise FileFormatError(
                 f"{path} is a posterior of another network: parameter {name} of shape "
-                f"{tuple(shape)} {found}. Build the network the posterior was fitted to."
+                f"{tuple(shape)} {fault}. Build the network the posterior was fitted to."
             )
     if prior is None and prior_meta.get("type") in FAMILIES:
         prior = unpack(under("prior.", tensors), prior_meta)
