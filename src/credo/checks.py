@@ -323,7 +323,8 @@ def _wanted(value: object, annotation: Any) -> str | None:
         ranges = [a for a in args[1:] if isinstance(a, Range)]
         return _wanted_number(value, args[0], ranges or [Range()])
     if origin is Literal:
-        return None if value in args else "one of " + ", ".join(map(repr, args))
+        several = "one of " if len(args) > 1 else ""
+        return None if value in args else several + ", ".join(map(repr, args))
     if origin in (Union, types.UnionType):
         answers = [_wanted(value, arg) for arg in args]
         if any(answer is None for answer in answers):

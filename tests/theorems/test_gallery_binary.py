@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused_by_name():
         method.init(model, 40, spread=0.0)
     with pytest.raises(DataError, match="relaxation"):
         BinaryNetwork(rate=0.1, relaxation=0.0).update(method.init(model, 40), (x, y))
-    with pytest.raises(DataError, match="at='mean'"):
+    with pytest.raises(DataError, match="at must be one of 'samples', 'mode'"):
         method.posterior(method.init(model, 40), at="mean")
 
 

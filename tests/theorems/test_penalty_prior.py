@@ -425,7 +425,7 @@ def test_tables_of_values_are_solved_like_functions():
         (lambda: Tabulated(0.0, 0.1, (1.0,) * 9, (-1.0, 0.0), (1.0, 0.0)), "fall fast enough"),
         (lambda: Tabulated(0.0, 0.1, (1.0, 2.0), (-1.0, 0.0), (-1.0, 0.0)), "4 finite values"),
         (lambda: Tabulated(0.0, 0.1, ("a",) * 9, (-1.0, 0.0), (-1.0, 0.0)), "must be numbers"),
-        (lambda: RadialTabulated(1, 0.1, (1.0,) * 9, (-1.0, 0.0)), "above 1"),
+        (lambda: RadialTabulated(1, 0.1, (1.0,) * 9, (-1.0, 0.0)), "at least 2"),
     ],
 )
 def test_bad_input_is_a_named_error(call, message):

@@ -29,6 +29,7 @@ from torch import Generator, Tensor
 
 from credo.checks import Count, Positive, checked
 from credo.continual.learner import RegularisedLearner, Training
+from credo.continual.memory import pack_batches, unpack_batches
 from credo.continual.regularised import Regulariser
 from credo.continual.tasks import Task
 from credo.map import MAPState
@@ -73,12 +74,12 @@ class Joint(RegularisedLearner):
 
     def carried(self) -> dict[str, Tensor]:
         """First weights, and the data of all tasks."""
-        return {"first": self.first, **_packed(self._batches)}
+        return {"first": self.first, **pack_batches(self._batches)}
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``carried``."""
         self.first = tensors["first"]
-        self._batches = _unpacked(tensors, self.model)
+        self._batches = unpack_batches(tensors, self.model.like.device)
 
 
 @checked
@@ -120,16 +121,11 @@ class Replay(RegularisedLearner):
 
     def carried(self) -> dict[str, Tensor]:
         """The remembered examples."""
-        return _packed(self._batches)
+        return pack_batches(self._batches)
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``carried``."""
-        self._batches = _unpacked(tensors, self.model)
-
-    def config(self) -> Json:
-        """The settings."""
-        settings = {"size": self.size, "weight": self.weight, "choice": self.choice}
-        return {**super().config(), **settings}
+        self._batches = unpack_batches(tensors, self.model.like.device)
 
 
 class Remembered(Regulariser):
@@ -189,25 +185,3 @@ def chosen_rows(
     for label in labels.unique():
         rank[labels == label] = torch.arange(int((labels == label).sum()))
     return order[rank.argsort(stable=True)[:count]]
-
-
-def _packed(batches: list[Batch]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for index, (inputs, targets) in enumerate(batches):
-        if isinstance(inputs, Tensor):
-            tensors[f"{index}.input"] = inputs
-        else:
-            assert isinstance(inputs, tuple)
-            tensors[f"{index}.input"], tensors[f"{index}.head"] = inputs
-        tensors[f"{index}.target"] = targets
-    return tensors
-
-
-def _unpacked(tensors: Mapping[str, Tensor], model: Model) -> list[Batch]:
-    batches: list[Batch] = []
-    while f"{len(batches)}.target" in tensors:
-        index = len(batches)
-        x, y = (tensors[f"{index}.{part}"].to(model.like.device) for part in ("input", "target"))
-        head = tensors.get(f"{index}.head")
-        batches.append(((x if head is None else (x, head.to(x.device))), y))
-    return batches

@@ -164,16 +164,6 @@ class EWC(RegularisedLearner):
         while stored := under(f"{len(self.forms)}.", tensors):
             self.forms.append(Quadratic.unpack(stored, self.structure, segments))
 
-    def config(self) -> Json:
-        """The settings."""
-        return {
-            **super().config(),
-            "strength": self.strength,
-            "structure": self.structure,
-            "curvature": self.curvature,
-            "samples": self.samples,
-        }
-
     def _weights(self) -> Vector:
         return self.model.weights(self.model.random)
 
@@ -235,10 +225,6 @@ class OnlineEWC(EWC):
         else:
             form.weights = [*(self.decay * weight for weight in form.weights), 1.0]
             form.curvatures.append(new)
-
-    def config(self) -> Json:
-        """The settings."""
-        return {**super().config(), "decay": self.decay}
 
     def _prior_precision(self) -> Vector | None:
         if not self.training.temperature:

@@ -71,6 +71,7 @@ from credo.continual.functional_penalty import (
     whiteners,
 )
 from credo.continual.learner import RegularisedLearner, Training
+from credo.continual.memory import pack_inputs, unpack_inputs
 from credo.continual.regularised import Regulariser
 from credo.continual.tasks import Task
 from credo.laplace.data_pass import DataPass
@@ -149,30 +150,15 @@ class FROMP(RegularisedLearner):
 
     def carried(self) -> dict[str, Tensor]:
         """F, and the remembered inputs with their heads."""
-        tensors = {"curvature": self.curvature} if self.kernel == "posterior" else {}
-        for index, inputs in enumerate(self.memory):
-            if isinstance(inputs, Tensor):
-                tensors[f"{index}.input"] = inputs
-            else:
-                assert isinstance(inputs, tuple)
-                tensors[f"{index}.input"], tensors[f"{index}.head"] = inputs
-        return tensors
+        curvature = {"curvature": self.curvature} if self.kernel == "posterior" else {}
+        return {**curvature, **pack_inputs(self.memory)}
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``carried``."""
         device = self.model.like.device
         if self.kernel == "posterior":
             self.curvature = tensors["curvature"].to(device)
-        self.memory = []
-        while f"{len(self.memory)}.input" in tensors:
-            x, head = (tensors.get(f"{len(self.memory)}.{part}") for part in ("input", "head"))
-            assert x is not None
-            self.memory.append(x.to(device) if head is None else (x.to(device), head.to(device)))
-
-    def config(self) -> Json:
-        """The settings."""
-        names = ("size", "temperature", "prior_precision", "jitter", "kernel", "choice")
-        return {**super().config(), **{name: getattr(self, name) for name in names}}
+        self.memory = unpack_inputs(tensors, device)
 
     def _whiteners(self, inputs: Inputs) -> Tensor | None:
         if self.kernel == "identity":

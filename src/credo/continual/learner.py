@@ -29,6 +29,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ from credo.families import Delta
 from credo.model import Model
 from credo.noise import key_to_seed
 from credo.optim import by_name as optimizers
+from credo.packing import as_json
 from credo.posterior.posterior import Posterior
 from credo.posterior.predictive import Predictive
 from credo.storage import under
@@ -231,8 +233,14 @@ class Learner(ABC):
         return True
 
     def config(self) -> Json:
-        """The settings: a learner goes on from a state of the same settings only."""
-        return {"type": type(self).__name__, "training": asdict(self.training)}
+        """The settings: a learner goes on from a state of the same settings only.
+
+        Beside ``training`` they are the constructor's keyword-only parameters, each an attribute.
+        """
+        parameters = signature(type(self)).parameters.values()
+        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        settings = {name: as_json(getattr(self, name)) for name in own}
+        return {"type": type(self).__name__, "training": asdict(self.training), **settings}
 
     # --- for subclasses ---------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ from credo.map import MLE
 from credo.method import Method
 from credo.model import Model
 from credo.optim.groups import Group
-from credo.types import Json, Vector
+from credo.types import Vector
 from credo.variational.natural import NaturalMethod, NaturalState
 
 
@@ -192,11 +192,6 @@ class NaturalVCL(VCL):
     def name(self) -> str:
         """With its coreset, if it has one."""
         return f"Natural {super().name}"
-
-    def config(self) -> Json:
-        """The settings."""
-        own = {"start_lr": self.start_lr, "hess_init": self.hess_init, "betas": list(self.betas)}
-        return {**super().config(), **own}
 
     def _likelihood_method(self) -> Method[Any]:
         return MLE(lr=self.start_lr)

@@ -145,7 +145,3 @@ class SI(RegularisedLearner):
         """The inverse of ``carried``."""
         if tensors:
             self.importance, self.anchor = tensors["importance"], tensors["anchor"]
-
-    def config(self) -> Json:
-        """The settings."""
-        return {**super().config(), "strength": self.strength, "damping": self.damping}

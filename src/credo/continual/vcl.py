@@ -57,6 +57,7 @@ from credo.checks import Count, Finite, Index, Positive, checked
 from credo.continual.coreset import Choice, choose, divided
 from credo.continual.heads import MultiHead
 from credo.continual.learner import Learner, Training
+from credo.continual.memory import pack_batches, unpack_batches
 from credo.continual.tasks import Task
 from credo.errors import UnsupportedError
 from credo.families import DiagGaussian
@@ -261,35 +262,26 @@ class VCL(Learner):
 
     def carried(self) -> dict[str, Tensor]:
         """q_t and the coresets; its mean is in the network, too, and counted twice."""
-        tensors = {} if self.q is None else {"mean": self.q.mean, "scale": self.q.scale}
-        for index, (inputs, targets) in enumerate(self._coresets):
-            x = (inputs,) if isinstance(inputs, Tensor) else inputs
-            assert isinstance(x, tuple)
-            tensors |= {f"{index}.{place}": tensor for place, tensor in enumerate(x)}
-            tensors[f"{index}.target"] = targets
-        return tensors
+        q = {} if self.q is None else {"mean": self.q.mean, "scale": self.q.scale}
+        return {**q, **pack_batches(self._coresets)}
 
     def receive(self, tensors: Mapping[str, Tensor], meta: Json) -> None:
         """The inverse of ``carried``."""
         device = self.model.like.device
-        there = {name: tensor.to(device) for name, tensor in tensors.items()}
-        if "mean" in there:
-            self.q = DiagGaussian(there["mean"], there["scale"])
-        self.heads, self._coresets, self._refined = list(meta["heads"]), [], None
-        while f"{len(self._coresets)}.target" in there:
-            at = len(self._coresets)
-            x, target, head = there[f"{at}.0"], there[f"{at}.target"], there.get(f"{at}.1")
-            self._coresets.append((x if head is None else (x, head), target))
+        if "mean" in tensors:
+            self.q = DiagGaussian(tensors["mean"].to(device), tensors["scale"].to(device))
+        self.heads, self._refined = list(meta["heads"]), None
+        self._coresets = unpack_batches(tensors, device)
 
     def facts(self) -> Json:
         """Which heads were trained."""
         return {"heads": self.heads}
 
     def config(self) -> Json:
-        """The settings."""
-        names = ("coreset_size", "coreset", "likelihood_start", "log_variance", "temperature",
-                 "samples", "noise", "estimator", "scale_ratio")  # fmt: skip
-        return {**super().config(), **{name: getattr(self, name) for name in names}}
+        """The settings but ``predict_samples``: a state serves any number of draws."""
+        settings = super().config()
+        del settings["predict_samples"]
+        return settings
 
 
 def _mixed(where: Tensor, inside: DiagGaussian, outside: DiagGaussian) -> DiagGaussian:

@@ -11,7 +11,6 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError, FileFormatError
-from credo.families import links
 from credo.families.base import check_count, check_floating, check_points
 from credo.families.gaussian import Gaussian
 from credo.noise import NoiseSource
@@ -55,21 +54,6 @@ class DiagGaussian(Gaussian):
         for name in ("mean", "scale"):
             if getattr(self, name).dim() == 0:
                 object.__setattr__(self, name, getattr(self, name).expand(shape))
-
-    @classmethod
-    def from_unconstrained(cls, mean: Vector, rho: Vector, link: links.LinkName = "exp") -> Self:
-        """The Gaussian with scale = link(ρ), differentiable in both arguments.
-
-        Args:
-            mean: m, (P,).
-            rho: ρ, (P,) or a number, of any sign.
-            link: What makes a standard deviation of ρ.
-
-        >>> rho = links.SOFTPLUS.inverse(torch.tensor([0.1]))
-        >>> DiagGaussian.from_unconstrained(torch.zeros(1), rho, "softplus").scale
-        tensor([0.1000])
-        """
-        return cls(mean, links.by_name(link).forward(rho))
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], meta: Json) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Self, TypeAlias
@@ -149,33 +148,9 @@ class GaussianMixture(Family):
     def entropy(self) -> NoReturn:
         """Refused: it has no closed form."""
         raise UnsupportedError(
-            "the entropy of a GaussianMixture has no closed form; entropy_of_joint() is an upper "
-            "bound in closed form, entropy_estimate(samples, generator) a Monte Carlo estimate "
-            "with its standard error"
+            "the entropy of a GaussianMixture has no closed form; estimate it by the mean of "
+            "−log_prob over draws"
         )
-
-    def entropy_of_joint(self) -> Tensor:
-        """H(θ, z) = H(π) + Σ_k π_k H(N_k), 0-dim, in nats.
-
-        It exceeds H(q) by the uncertainty about z once θ is known: by nothing where the components
-        are far apart, by H(π) where they coincide.
-        """
-        within = torch.stack([component.entropy() for component in self.components])
-        return torch.special.entr(self.weights).sum() + self.weights @ within
-
-    def entropy_estimate(
-        self, samples: int, generator: Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """−(1/n) Σ ln q(θ_i) over n ≥ 2 draws, and its standard error; both 0-dim.
-
-        Args:
-            samples: n, at least 2.
-            generator: Where the randomness comes from; torch's own if None.
-        """
-        if samples < 2:
-            raise DataError(f"a standard error needs at least 2 samples, got {samples}")
-        values = -self.log_prob(self.sample(samples, generator))
-        return values.mean(), values.std() / math.sqrt(samples)
 
     # --- draws ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
-from credo.checks import finite
+from credo.checks import NotNegative, check
 from credo.errors import DataError
 from credo.network import select
 from credo.network.selection import is_norm
@@ -65,27 +65,14 @@ def factor(
     return math.sqrt((size + 1) * segment.fan_in) / gain
 
 
-def check_kind(kind: str) -> None:
-    """Raise `DataError` unless there is such a penalty."""
-    if kind not in KINDS:
-        raise DataError(f"no penalty is called {kind!r}; there are {', '.join(KINDS)}")
-
-
 def as_table(factors: Factors | Table) -> Literal["bayesian", "usual"] | Table:
     """The factors with a mapping turned into pairs, whose order counts, after a check of them."""
     if isinstance(factors, str):
-        if factors not in ("bayesian", "usual"):
-            raise DataError(
-                f'factors={factors!r} must be "bayesian", "usual", or a mapping from the names of '
-                "layers or weights to numbers"
-            )
         return factors
-    pairs = factors.items() if isinstance(factors, Mapping) else factors
-    table = tuple((str(name), finite(f"the factor of {name!r}", value)) for name, value in pairs)
-    negative = [name for name, value in table if value < 0]
-    if negative:
-        raise DataError(f"the factors of {negative} are negative: a penalty must not reward")
-    return table
+    pairs = list(factors.items() if isinstance(factors, Mapping) else factors)
+    for name, value in pairs:
+        check(f"the factor of {name!r}", value, NotNegative)
+    return tuple((str(name), float(value)) for name, value in pairs)
 
 
 def _entry(segment: Segment, table: Table) -> float:

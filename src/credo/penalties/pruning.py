@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from credo.checks import finite
+from credo.checks import NotNegative, check
 from credo.errors import DataError, UnsupportedError
-from credo.priors.group import Side, check_side
+from credo.priors.group import Side
 
 ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
@@ -63,9 +63,8 @@ def prune(net: nn.Sequential, threshold: float = 0.0, groups: Side = "incoming")
     >>> torch.allclose(small(x), net(x), atol=1e-6)
     True
     """
-    if finite("threshold", threshold) < 0:
-        raise DataError(f"threshold={threshold} is negative, and no norm is")
-    check_side(groups)
+    check("threshold", threshold, NotNegative)
+    check("groups", groups, Side)
     smaller = copy.deepcopy(net)
     pairs = _pairs(smaller)
     with torch.no_grad():

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from credo.checks import finite, positive
+from credo.checks import NotNegative, Positive, checked, positive
 from credo.errors import DataError, NonFiniteError
 from credo.families.base import check_points
 from credo.network import segments_of
+from credo.packing import settings_of
 from credo.penalties.factors import (
     GROUPS,
     Factors,
@@ -20,16 +21,16 @@ from credo.penalties.factors import (
     Table,
     Weights,
     as_table,
-    check_kind,
     factor,
     penalised,
 )
 from credo.penalties.terms import Terms, differentiable
-from credo.priors.elastic_net import check_ratio
+from credo.priors.elastic_net import Ratio
 from credo.priors.group import GroupLayout
 from credo.types import Json, Segment, Vector
 
 
+@checked
 @dataclass(frozen=True)
 class Penalty:
     """λ Σ_ℓ λ_ℓ·r(θ_ℓ), added to a loss that is a MEAN over examples.
@@ -49,19 +50,13 @@ class Penalty:
     """
 
     kind: Kind
-    lam: float | Literal["bayesian"] = "bayesian"
+    lam: NotNegative | Literal["bayesian"] = "bayesian"
     factors: Factors | Table = "bayesian"
-    gain: float = 1.0
-    l1_ratio: float = 0.5
+    gain: Positive = 1.0
+    l1_ratio: Ratio = 0.5
     weights: Weights = None
 
     def __post_init__(self) -> None:
-        check_kind(self.kind)
-        if self.kind == "elastic_net":
-            check_ratio(self.l1_ratio)
-        positive("gain", self.gain)
-        if self.lam != "bayesian" and finite("lam", self.lam) < 0:
-            raise DataError(f"lam={self.lam} is negative: a penalty must not reward large weights")
         object.__setattr__(self, "factors", as_table(self.factors))
         if self.weights is not None and not isinstance(self.weights, str):
             object.__setattr__(self, "weights", tuple(self.weights))
@@ -122,15 +117,15 @@ class Penalty:
         """
         segments = penalised(segments_of(net), self.weights)
         weights: list[Tensor] = [net.get_parameter(s.name) for s in segments]
-        found = differentiable(self.terms(segments, self.strength(num_data)), weights)
-        if not bool(torch.isfinite(found.detach())):
+        total = differentiable(self.terms(segments, self.strength(num_data)), weights)
+        if not bool(torch.isfinite(total.detach())):
             bad = [s.name for s, w in zip(segments, weights, strict=True) if not _finite(w)]
             where = f"the weights of {', '.join(bad[:5])} are not finite" if bad else "it overflows"
             raise NonFiniteError(
-                f"the penalty {self.kind} is {float(found.detach())}: {where}. An earlier step "
+                f"the penalty {self.kind} is {float(total.detach())}: {where}. An earlier step "
                 "diverged; lower the learning rate"
             )
-        return found
+        return total
 
     def on(self, segments: Sequence[Segment], like: Vector, num_data: int) -> FlatPenalty:
         """The penalty over a flat vector of these segments, in the order given.
@@ -153,15 +148,7 @@ class Penalty:
 
     def config(self) -> Json:
         """The settings, as JSON."""
-        factors = as_table(self.factors)
-        return {
-            "kind": self.kind,
-            "lam": self.lam,
-            "factors": factors if isinstance(factors, str) else [list(pair) for pair in factors],
-            "gain": self.gain,
-            "l1_ratio": self.l1_ratio,
-            "weights": list(self.weights) if isinstance(self.weights, tuple) else self.weights,
-        }
+        return settings_of(self)
 
 
 @dataclass(frozen=True)

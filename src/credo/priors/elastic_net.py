@@ -15,31 +15,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Annotated, Self, TypeAlias
 
 import torch
 from scipy import optimize, special
 from torch import Generator, Tensor
 
-from credo.checks import positive
-from credo.errors import DataError
+from credo.checks import Range, Remedy, checked
 from credo.families.base import check_count, check_points
-from credo.priors.scales import (
-    FanIn,
-    Scale,
-    check_scale,
-    flat_scales,
-    scale_config,
-    segment_scales,
-)
-from credo.types import Json, Segment, Vector
+from credo.priors.scales import FanIn, PriorRule, Scale, flat_scales, segment_scales
+from credo.types import Segment, Vector
+
+Ratio: TypeAlias = Annotated[
+    float,
+    Range(0, 1, open_low=True, open_high=True),
+    Remedy(lambda _: 'For 1 take "l1" or credo.priors.Laplace, for 0 "l2" or credo.priors.Normal'),
+]
+"""The share of absolute values, strictly between 0 and 1: both parts have a weight."""
 
 _CANCELLATION = 10.0
 """From this α on 1 + α² − α·h(α) loses more digits than Tricomi's function has wrong."""
 
 
+@checked
 @dataclass(frozen=True)
-class ElasticNet:
+class ElasticNet(PriorRule):
     """Density ∝ e^(−λ(ρ|w| + (1−ρ)w²)) on every weight, ρ ``l1_ratio`` strictly between 0 and 1.
 
     ``scale`` is the standard deviation, a number or a rule of `credo.priors.scales`, and decides λ.
@@ -56,11 +56,7 @@ class ElasticNet:
     """
 
     scale: Scale = 1.0
-    l1_ratio: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
-        check_ratio(self.l1_ratio)
+    l1_ratio: Ratio = 0.5
 
     @classmethod
     def fan_in(cls, gain: float = 1.0, l1_ratio: float = 0.5) -> Self:
@@ -80,24 +76,6 @@ class ElasticNet:
         sizes = torch.tensor([segment.size for segment in segments], device=like.device)
         rate = like.new_tensor(rates).repeat_interleave(sizes, output_size=len(scale))
         return FlatElasticNet(self.l1_ratio * rate, (1 - self.l1_ratio) * rate, scale)
-
-    def config(self) -> Json:
-        """Type, scale and mixing ratio."""
-        return {
-            "type": "ElasticNet",
-            "scale": scale_config(self.scale),
-            "l1_ratio": self.l1_ratio,
-        }
-
-
-def check_ratio(l1_ratio: float) -> None:
-    """Raise `DataError` unless both parts of an elastic net have a weight."""
-    positive("l1_ratio", l1_ratio)
-    if l1_ratio >= 1:
-        raise DataError(
-            f"l1_ratio must lie strictly between 0 and 1, but it is {l1_ratio!r}; "
-            'for 1 take "l1" or credo.priors.Laplace, for 0 "l2" or credo.priors.Normal'
-        )
 
 
 def elastic_variance(rate: float, l1_ratio: float) -> float:

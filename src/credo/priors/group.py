@@ -15,25 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import torch
 from torch import Generator, Tensor
 
-from credo.errors import DataError, UnsupportedError
+from credo.checks import checked
+from credo.errors import UnsupportedError
 from credo.families.base import check_count, check_points
-from credo.priors.scales import (
-    FanIn,
-    Scale,
-    check_scale,
-    flat_scales,
-    scale_config,
-    segment_scales,
-)
-from credo.types import Json, Segment, Vector
+from credo.priors.scales import FanIn, PriorRule, Scale, flat_scales, segment_scales
+from credo.types import Segment, Vector
 
 Side = Literal["incoming", "outgoing"]
-SIDES: tuple[Side, ...] = get_args(Side)
+"""The weights into a unit, or those out of an input."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,6 @@ class GroupLayout:
         >>> GroupLayout.of(linear, "outgoing").size
         3
         """
-        check_side(side)
         if len(segment.shape) < 2:
             return cls((segment.size, 1), (-1,), 1)
         rows, columns, cells = *segment.shape[:2], math.prod(segment.shape[2:])
@@ -81,15 +74,6 @@ class GroupLayout:
         return seen / self.norms(seen).clamp_min(torch.finfo(seen.dtype).tiny)
 
 
-def check_side(side: str) -> None:
-    """Raise `DataError` unless groups can be formed that way."""
-    if side not in SIDES:
-        raise DataError(
-            f'groups={side!r} must be "incoming", the weights into a unit, or "outgoing", those '
-            "out of an input; tensors have no other axis of groups"
-        )
-
-
 def _what_rows_are(segment: Segment) -> Literal["units", "inputs"]:
     """Whether the first axis counts outputs, as in most layers, or inputs (embeddings, …)."""
     row = math.prod(segment.shape[1:])
@@ -104,8 +88,9 @@ def _what_rows_are(segment: Segment) -> Literal["units", "inputs"]:
     )
 
 
+@checked
 @dataclass(frozen=True)
-class GroupLasso:
+class GroupLasso(PriorRule):
     """Density ∝ e^(−λ‖w_g‖₂) for every group of weights, with λ = √(n + 1)/scale.
 
     ``scale`` is the standard deviation of each weight, a number or a rule of
@@ -128,10 +113,6 @@ class GroupLasso:
     scale: Scale = 1.0
     groups: Side = "incoming"
 
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
-        check_side(self.groups)
-
     @classmethod
     def fan_in(cls, gain: float = 1.0, groups: Side = "incoming") -> Self:
         """Variance gain²/fan_in.
@@ -151,10 +132,6 @@ class GroupLasso:
             for layout, std in zip(layouts, segment_scales(self.scale, segments), strict=True)
         )
         return FlatGroupLasso(layouts, rates, scale)
-
-    def config(self) -> Json:
-        """Type, scale and which weights make a group."""
-        return {"type": "GroupLasso", "scale": scale_config(self.scale), "groups": self.groups}
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,15 @@ from typing import Self
 
 from torch import Generator, Tensor
 
+from credo.checks import checked
 from credo.families.base import check_count, check_points
-from credo.priors.scales import FanIn, Scale, check_scale, flat_scales, scale_config
-from credo.types import Json, Segment, Vector
+from credo.priors.scales import FanIn, PriorRule, Scale, flat_scales
+from credo.types import Segment, Vector
 
 
+@checked
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(PriorRule):
     """Density e^(−|w|/b)/(2b) on every weight, with **b = scale/√2**.
 
     ``scale`` is a STANDARD DEVIATION, as everywhere in Credo; it is *not* the b of textbooks and of
@@ -35,9 +37,6 @@ class Laplace:
 
     scale: Scale = 1.0
 
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
-
     @classmethod
     def fan_in(cls, gain: float = 1.0) -> Self:
         """Variance gain²/fan_in: the prior of an L1 penalty λ = √(2·fan_in)/gain.
@@ -50,10 +49,6 @@ class Laplace:
     def on(self, segments: Sequence[Segment], like: Vector) -> FlatLaplace:
         """The density over these segments, one after the other."""
         return FlatLaplace(flat_scales(self.scale, segments, like))
-
-    def config(self) -> Json:
-        """Type and scale."""
-        return {"type": "Laplace", "scale": scale_config(self.scale)}
 
 
 @dataclass(frozen=True, eq=False)

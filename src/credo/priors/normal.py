@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from credo.checks import finite
+from credo.checks import Finite, checked
 from credo.errors import UnsupportedError
 from credo.families import DiagGaussian
 from credo.network import Selection
@@ -15,16 +15,16 @@ from credo.priors.scales import (
     Glorot,
     Kaiming,
     PerLayer,
+    PriorRule,
     Scale,
-    check_scale,
     flat_scales,
-    scale_config,
 )
-from credo.types import FlatDistribution, Json, Segment, Vector
+from credo.types import FlatDistribution, Segment, Vector
 
 
+@checked
 @dataclass(frozen=True)
-class Normal:
+class Normal(PriorRule):
     """Independent N(mean, scale²) on every weight: ``scale`` is a standard deviation.
 
     ``scale`` is a number or a rule; the constructors below name the rules. A bias takes the fans of
@@ -45,11 +45,7 @@ class Normal:
     """
 
     scale: Scale = 1.0
-    mean: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
-        finite("mean", self.mean)
+    mean: Finite = 0.0
 
     @classmethod
     def fan_in(cls, gain: float = 1.0) -> Self:
@@ -96,10 +92,6 @@ class Normal:
         scale = flat_scales(self.scale, segments, like)
         return DiagGaussian(like.new_full((), self.mean), scale)
 
-    def config(self) -> Json:
-        """Type, scale and mean."""
-        return {"type": "Normal", "scale": scale_config(self.scale), "mean": self.mean}
-
 
 def gaussian_around_zero(prior: FlatDistribution, method: str) -> DiagGaussian:
     """The prior, if it is what methods that know its pull and curvature take."""
@@ -113,7 +105,7 @@ def gaussian_around_zero(prior: FlatDistribution, method: str) -> DiagGaussian:
 
 def precision_of_segments(prior: DiagGaussian, selection: Selection) -> list[float]:
     """The prior precision of each parameter tensor, which must be one number."""
-    found = []
+    of_tensors = []
     for name, place in selection.slices().items():
         precisions = prior.precision[place]
         first = float(precisions[0])
@@ -122,5 +114,5 @@ def precision_of_segments(prior: DiagGaussian, selection: Selection) -> list[flo
                 f"the prior gives the weights of {name} different scales; this method takes one "
                 "for each tensor, as credo.priors.Normal makes them. VI takes any prior"
             )
-        found.append(first)
-    return found
+        of_tensors.append(first)
+    return of_tensors

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import dataclass
+from typing import Annotated, Self
 
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import positive
-from credo.errors import DataError
+from credo.checks import Positive, Range, Remedy, checked
 from credo.families.base import check_count, check_points
-from credo.priors.scales import total_size
-from credo.types import Json, Segment, Vector
+from credo.priors.scales import PriorRule, total_size
+from credo.types import Segment, Vector
 
 
+@checked
 @dataclass(frozen=True)
-class ScaleMixture:
+class ScaleMixture(PriorRule):
     """pi·N(0, scale1²) + (1 − pi)·N(0, scale2²) on every weight; scales are standard deviations.
 
     Blundell et al. (2015), *Weight uncertainty in neural networks*, eq. 7.
@@ -34,19 +34,13 @@ class ScaleMixture:
     tensor([1.7500])
     """
 
-    pi: float = 0.5
-    scale1: float = 1.0
-    scale2: float = math.exp(-6)
-
-    def __post_init__(self) -> None:
-        positive("scale1", self.scale1)
-        positive("scale2", self.scale2)
-        positive("pi", self.pi)
-        if self.pi >= 1:
-            raise DataError(
-                f"pi must lie strictly between 0 and 1, but it is {self.pi!r}; "
-                "a mixture of one component is credo.priors.Normal(scale)"
-            )
+    pi: Annotated[
+        float,
+        Range(0, 1, open_low=True, open_high=True),
+        Remedy(lambda _: "A mixture of one component is credo.priors.Normal(scale)"),
+    ] = 0.5
+    scale1: Positive = 1.0
+    scale2: Positive = math.exp(-6)  # noqa: RUF009 - a number
 
     @classmethod
     def spike_and_slab(
@@ -75,10 +69,6 @@ class ScaleMixture:
         std = math.sqrt(self.pi * self.scale1**2 + (1 - self.pi) * self.scale2**2)
         scale = like.new_full((), std).expand(total_size(segments))
         return FlatScaleMixture(self.pi, self.scale1, self.scale2, scale)
-
-    def config(self) -> Json:
-        """Type, mixing weight and scales."""
-        return {"type": "ScaleMixture", **asdict(self)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,15 @@ import fnmatch
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
-from credo.checks import finite, positive
+from credo.checks import Finite, Positive, checked, positive
 from credo.errors import DataError
-from credo.types import Json, Segment, Vector
+from credo.packing import settings_of
+from credo.types import FlatDistribution, Json, Segment, Vector
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,19 @@ class ScaleRule(ABC):
 
     def config(self) -> Json:
         """JSON from which `scale_from_config` builds the same rule again."""
-        return {"rule": type(self).__name__, **asdict(self)}
+        return {"rule": type(self).__name__, **settings_of(self)}
 
 
-Scale: TypeAlias = float | ScaleRule
+Scale: TypeAlias = Positive | ScaleRule
 """A standard deviation for all weights, or a rule that gives each segment its own."""
 
 
+@checked
 @dataclass(frozen=True)
 class FanIn(ScaleRule):
     """Variance gain²/fan_in, so that a unit's input keeps its size whatever the width."""
 
-    gain: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("gain", self.gain)
+    gain: Positive = 1.0
 
     def scale(self, segment: Segment) -> float:
         """gain/√fan_in."""
@@ -56,14 +55,12 @@ class Glorot(ScaleRule):
         return math.sqrt(2.0 / (segment.fan_in + segment.fan_out))
 
 
+@checked
 @dataclass(frozen=True)
 class Kaiming(ScaleRule):
     """Variance 2/((1 + a²)·fan_in), ``a`` the activation's negative slope: 0 for ReLU."""
 
-    a: float = 0.0
-
-    def __post_init__(self) -> None:
-        finite("a", self.a)
+    a: Finite = 0.0
 
     def scale(self, segment: Segment) -> float:
         """√(2/((1 + a²)·fan_in))."""
@@ -111,19 +108,20 @@ RULES: dict[str, type[ScaleRule]] = {
 }
 
 
-def check_scale(scale: Scale) -> None:
-    """Raise `DataError` unless this is a rule or a positive number."""
-    if not isinstance(scale, ScaleRule):
-        positive("scale", scale)
+class PriorRule(ABC):
+    """A prior for any network: a dataclass whose fields are its settings."""
 
+    @abstractmethod
+    def on(self, segments: Sequence[Segment], like: Vector) -> FlatDistribution:
+        """The density over these segments, one after the other."""
 
-def scale_config(scale: Scale) -> float | Json:
-    """JSON for a scale: the number itself, or the rule's config."""
-    return scale.config() if isinstance(scale, ScaleRule) else scale
+    def config(self) -> Json:
+        """The type's name and the settings."""
+        return {"type": type(self).__name__, **settings_of(self)}
 
 
 def scale_from_config(config: float | Json) -> Scale:
-    """The inverse of `scale_config`.
+    """The scale whose config, or number, this is.
 
     >>> scale_from_config({"rule": "FanIn", "gain": 2.0})
     FanIn(gain=2.0)

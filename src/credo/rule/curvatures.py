@@ -28,7 +28,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.autodiff.loss import Loss
-from credo.errors import DataError
+from credo.checks import Count, checked
 from credo.families import Gaussian
 from credo.rule.families import natural_parameters
 from credo.types import Vector
@@ -146,6 +146,7 @@ class Reparameterised:
         return gradient, 0.5 * (outer + outer.mT)
 
 
+@checked
 @dataclass(frozen=True)
 class Hutchinson:
     """The mean over ``probes`` sign vectors v of v∘(∇²ℓ v), whose expectation is the diagonal.
@@ -154,15 +155,11 @@ class Hutchinson:
         probes: How many sign vectors are averaged.
     """
 
-    probes: int = 1
+    probes: Count = 1
 
     needs_spread = False
     diagonal_only = True
     is_derivative = False
-
-    def __post_init__(self) -> None:
-        if self.probes < 1:
-            raise DataError(f"probes must be at least 1, got {self.probes}")
 
     def at(
         self, loss: Loss, theta: Vector, q: Gaussian, dense: bool, generator: Generator

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
+from credo.checks import Count, checked
 from credo.errors import DataError, UnsupportedError
 from credo.families import DiagGaussian, FullGaussian, Gaussian
 from credo.rule.quadrature import gauss_hermite
@@ -65,6 +66,7 @@ class AtMean:
         yield 1.0, q.mean
 
 
+@checked
 @dataclass(frozen=True)
 class MonteCarlo:
     """The average over ``samples`` draws from q.
@@ -82,7 +84,7 @@ class MonteCarlo:
         antithetic: Whether to draw in pairs m ± δ.
     """
 
-    samples: int = 1
+    samples: Count = 1
     estimator: Literal["reparam", "score"] = "reparam"
     antithetic: bool = False
 
@@ -90,10 +92,6 @@ class MonteCarlo:
     is_grid = False
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise DataError(f"samples must be at least 1, got {self.samples}")
-        if self.estimator not in ("reparam", "score"):
-            raise DataError(f'estimator must be "reparam" or "score", not {self.estimator!r}')
         if self.antithetic and self.samples % 2:
             raise DataError(f"antithetic draws come in pairs, but samples={self.samples} is odd")
 

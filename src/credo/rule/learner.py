@@ -47,7 +47,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from credo.autodiff.loss import Loss
-from credo.checks import finite, positive
+from credo.checks import Decay, NotNegative, Positive, checked
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.families import DiagGaussian, FixedGaussian, Gaussian
 from credo.noise import key_to_seed
@@ -57,6 +57,7 @@ from credo.rule.families import absorb, absorb_positive, natural_parameters
 from credo.types import Vector
 
 
+@checked
 @dataclass(frozen=True)
 class Step:
     """How far to go; the symbols are in the module's docstring.
@@ -73,27 +74,17 @@ class Step:
         keep_positive: Whether to take the improved step, which keeps S positive.
     """
 
-    rate: float
-    mean_rate: float | None = None
-    temperature: float = 1.0
-    momentum: float = 0.0
-    damping: float = 0.0
+    rate: Positive
+    mean_rate: Positive | None = None
+    temperature: NotNegative = 1.0
+    momentum: Decay = 0.0
+    damping: NotNegative = 0.0
     root: bool = False
     debias: Literal["none", "mean", "both"] = "none"
     prior_in_momentum: bool = True
     keep_positive: bool = False
 
     def __post_init__(self) -> None:
-        positive("rate", self.rate)
-        if self.mean_rate is not None:
-            positive("mean_rate", self.mean_rate)
-        for name in ("temperature", "momentum", "damping"):
-            if finite(name, getattr(self, name)) < 0:
-                raise DataError(f"{name} must not be negative, but it is {getattr(self, name)!r}")
-        if self.momentum >= 1:
-            raise DataError(f"momentum must be below 1, but it is {self.momentum!r}")
-        if self.debias not in ("none", "mean", "both"):
-            raise DataError(f'debias must be "none", "mean" or "both", not {self.debias!r}')
         if self.root and self.keep_positive:
             raise UnsupportedError(
                 "root reads S as a mean of squared gradients, which is never negative: "

@@ -124,8 +124,8 @@ def test_factors_and_weights_can_be_named() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda net: penalty(net, "l3", 1.0), DataError, "'l3'.*group_lasso"),
-        (lambda net: penalty(net, "l2", -1.0), DataError, "negative"),
+        (lambda net: penalty(net, "l3", 1.0), DataError, "group_lasso.*'l3'"),
+        (lambda net: penalty(net, "l2", -1.0), DataError, "lam must be 0 or a positive.*-1.0"),
         (lambda net: penalty(net, "l2", math.nan), DataError, "lam"),
         (lambda net: penalty(net, "l2", "theory"), DataError, "lam"),
         (lambda net: penalty(net, "l2"), DataError, "number of training examples"),
@@ -134,10 +134,10 @@ def test_factors_and_weights_can_be_named() -> None:
         (lambda net: penalty(net, "elastic_net", 1.0, l1_ratio=1.0), DataError, "l1_ratio"),
         (lambda net: penalty(net, "l2", 1.0, factors="best"), DataError, "'best'"),
         (lambda net: penalty(net, "l2", 1.0, factors={"4": 1.0}), DataError, r"'0\.weight'"),
-        (lambda net: penalty(net, "l2", 1.0, factors={"4": -1.0}), DataError, "negative"),
+        (lambda net: penalty(net, "l2", 1.0, factors={"4": -1.0}), DataError, "factor of '4'"),
         (lambda net: penalty(net, "l2", 1.0, weights="head"), DataError, "head"),
         (lambda net: layer_factors(nn.BatchNorm1d(3), "l2"), DataError, "no weight to penalise"),
-        (lambda net: credo.MAP(penalty=3.0), DataError, "penalty=3.0"),
+        (lambda net: credo.MAP(penalty=3.0), DataError, "penalty must be.*3.0"),
         (lambda net: credo.MAP(penalty="l3"), DataError, "'l3'"),
     ],
 )  # fmt: skip

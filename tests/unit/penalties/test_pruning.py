@@ -216,7 +216,7 @@ def test_other_networks_are_refused_by_name(net: nn.Module, message: str) -> Non
 
 def test_bad_settings_are_named() -> None:
     net = seeded(CHAINS["perceptron"])
-    with pytest.raises(DataError, match="negative"):
+    with pytest.raises(DataError, match="threshold must be 0 or a positive"):
         prune(net, -1.0)
     with pytest.raises(DataError, match="'rows'"):
         prune(net, groups="rows")

@@ -155,10 +155,10 @@ def test_a_prior_of_another_size_is_refused() -> None:
     ("settings", "message"),
     [
         ({"rate": 0.0}, "rate must be a positive"),
-        ({"rate": 0.1, "momentum": 1.0}, "momentum must be below 1"),
-        ({"rate": 0.1, "temperature": -1.0}, "temperature must not be negative"),
+        ({"rate": 0.1, "momentum": 1.0}, "momentum must be .*less than 1"),
+        ({"rate": 0.1, "temperature": -1.0}, "temperature must be 0 or a positive"),
         ({"rate": 0.1, "root": True, "keep_positive": True}, "nothing to keep"),
-        ({"rate": 0.1, "debias": True}, 'debias must be "none"'),
+        ({"rate": 0.1, "debias": True}, "debias must be one of .none."),
     ],
 )
 def test_steps_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

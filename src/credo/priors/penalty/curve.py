@@ -14,7 +14,7 @@ import torch
 from scipy.special import gamma
 from torch import Generator, Tensor
 
-from credo.checks import finite, positive
+from credo.checks import Finite, checked, finite, positive
 from credo.errors import DataError
 from credo.priors.penalty.heat_flow import Array
 
@@ -24,6 +24,7 @@ _NEGLIGIBLE = 45.0
 _TAIL_CELLS = 1024
 
 
+@checked
 @dataclass(frozen=True)
 class Tail:
     """How the log-density goes on beyond an end: ``slope`` outwards, and ``curvature``.
@@ -36,12 +37,8 @@ class Tail:
     The value and the slope are continuous.
     """
 
-    slope: float
-    curvature: float
-
-    def __post_init__(self) -> None:
-        finite("a tail's slope", self.slope)
-        finite("a tail's curvature", self.curvature)
+    slope: Finite
+    curvature: Finite
 
     def is_integrable(self, reach: float, dim: int) -> bool:
         """Whether its exponential has a finite integral in ``dim`` dimensions."""

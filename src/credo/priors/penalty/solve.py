@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from credo.checks import positive
+from credo.checks import Count, Positive, checked, positive
 from credo.errors import DataError, UnsupportedError
 from credo.families import Delta, DiagGaussian, Family, FixedGaussian, Gaussian
 from credo.priors.penalty.conclusion import NoPrior, conclude, sigma_dependent
@@ -67,13 +67,14 @@ class Solution:
     curves: Array
 
 
+@checked
 def from_penalty(
     r: Any,
     family: FamilyName | type[Family] | Family = "gaussian",
     *,
-    sigma: float | None = None,
+    sigma: Positive | None = None,
     sigmas: Sequence[float] | None = None,
-    dim: int = 1,
+    dim: Count = 1,
 ) -> Prior | NoPrior:
     """The prior whose KL the penalty is, up to a constant; or `NoPrior`, with the evidence.
 
@@ -114,18 +115,17 @@ def from_penalty(
     return solve_penalty(r, family, sigma=sigma, sigmas=sigmas, dim=dim).outcome
 
 
+@checked
 def solve_penalty(
     r: Any,
     family: FamilyName | type[Family] | Family = "gaussian",
     *,
-    sigma: float | None = None,
+    sigma: Positive | None = None,
     sigmas: Sequence[float] | None = None,
-    dim: int = 1,
+    dim: Count = 1,
 ) -> Solution:
     """`from_penalty` with its working: the A_ν that decide."""
     chosen = _chosen_sigmas(family, sigma, sigmas)
-    if not isinstance(dim, int) or dim < 1:
-        raise DataError(f"dim must be a positive integer, but it is {dim!r}")
     if is_expression(r):
         expression, mu, symbol = read_expression(r)
         exact = solve_exactly(expression, mu, symbol, dim) if chosen != (0.0,) else None
@@ -168,13 +168,12 @@ def _chosen_sigmas(
             '"gaussian" (DiagGaussian) and "dirac" (Delta)'
         )
     if sigma is not None:
-        return (positive("sigma", sigma),)
+        return (float(sigma),)
     if kind is FixedGaussian:
         raise DataError("FixedGaussian has a fixed σ: give it as sigma=")
     if sigmas is None:
         return None
-    found = tuple(sorted({positive("every sigma", float(s)) for s in sigmas}))
-    if len(found) < 2:
+    if len({positive("every sigma", float(s)) for s in sigmas}) < 2:
         raise DataError(
             f"whether A depends on σ takes at least two different sigmas, got {list(sigmas)}; "
             "for a fixed one say sigma="

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from torch import Generator, Tensor
 
+from credo.checks import Range, check
 from credo.errors import DataError
 from credo.families.base import check_count, check_points
 from credo.priors.penalty.curve import Curve, Tail
-from credo.priors.scales import total_size
-from credo.types import Json, Segment, Vector
+from credo.priors.scales import PriorRule, total_size
+from credo.types import Segment, Vector
 
 
 @dataclass(frozen=True)
-class Tabulated:
+class Tabulated(PriorRule):
     """The same density e^A on every weight, A known at the knots ``start`` + i·``step``.
 
     Between the knots A is a cubic spline, beyond them it goes on as ``left`` and ``right`` say, the
@@ -60,16 +62,9 @@ class Tabulated:
         """The density over these segments, one after the other."""
         return FlatTabulated(self.curve, self.curve.pieces.to(like), total_size(segments))
 
-    def config(self) -> Json:
-        """Type and table."""
-        return {
-            "type": "Tabulated", "start": self.start, "step": self.step,
-            "log_density": list(self.log_density), "left": self.left, "right": self.right,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True)
-class RadialTabulated:
+class RadialTabulated(PriorRule):
     """Density e^{A(‖w‖)} on every group of ``dim`` weights, A known at the radii i·``step``.
 
     A group is ``dim`` consecutive weights of a parameter, so every parameter's size must be a
@@ -91,8 +86,7 @@ class RadialTabulated:
     slope: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dim, int) or self.dim < 2:
-            raise DataError(f"dim must be an integer above 1, but it is {self.dim!r}")
+        check("dim", self.dim, Annotated[int, Range(2)])
         _make_tuples_of_floats(self, "log_density", "right")
         _ = self.curve  # built here, so that a bad table is refused here
 
@@ -111,13 +105,6 @@ class RadialTabulated:
                     f"of {self.dim}; give it a prior of its own or make it deterministic"
                 )
         return FlatRadial(self.curve, self.curve.pieces.to(like), total_size(segments))
-
-    def config(self) -> Json:
-        """Type, group size and table."""
-        return {
-            "type": "RadialTabulated", "dim": self.dim, "step": self.step,
-            "log_density": list(self.log_density), "right": self.right, "slope": self.slope,
-        }  # fmt: skip
 
 
 def _make_tuples_of_floats(table: Tabulated | RadialTabulated, *names: str) -> None:

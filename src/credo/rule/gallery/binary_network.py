@@ -41,12 +41,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import positive
-from credo.errors import DataError, NonFiniteError, UnsupportedError
+from credo.checks import Decay, NotNegative, Positive, checked
+from credo.errors import NonFiniteError, UnsupportedError
 from credo.families import Delta
 from credo.model import Model
 from credo.noise import key_to_seed
@@ -67,6 +68,8 @@ ENTRY = Entry(
     "::test_the_relaxed_gradient_loses_its_bias_as_its_temperature_falls",
 )
 
+At = Literal["samples", "mode"]
+
 
 def sign_weights(segment: Segment) -> bool:
     """Whether a parameter is the weight of a Linear or Conv2d layer: ``Model(…, random=this)``."""
@@ -86,6 +89,7 @@ class BinaryState:
     nll: float = math.nan
 
 
+@checked
 @dataclass(frozen=True)
 class BinaryNetwork:
     """λ ← λ − ρ(n·s⊙∇ℓ̄(w) + τ(λ − λ₀)) + γ(λ − λ₋), one backward pass a step.
@@ -95,33 +99,31 @@ class BinaryNetwork:
     and the step's number.
     """
 
-    rate: float
-    relaxation: float | None = None
-    temperature: float = 1.0
-    momentum: float = 0.0
-    point_rate: float = 0.01
+    rate: Positive
+    relaxation: Positive | None = None
+    temperature: NotNegative = 1.0
+    momentum: Decay = 0.0
+    point_rate: NotNegative = 0.01
     seed: int = 0
 
+    @checked
     def init(
-        self, model: Model, num_data: int, spread: float = 1.0, prior: SignBernoulli | None = None
+        self, model: Model, num_data: int, spread: Positive = 1, prior: SignBernoulli | None = None
     ) -> BinaryState:
         """λ uniform in ±``spread``; ``prior`` q₀ defaults to fair coins, λ₀ = 0."""
-        others = [s.name for s in model.random.segments if not sign_weights(s)]
-        if others:
+        if others := [s.name for s in model.random.segments if not sign_weights(s)]:
             raise UnsupportedError(
                 f"only weights of Linear and Conv2d layers become signs, but {others} are random "
                 "too: build Model(net, likelihood, random=sign_weights)"
             )
         flat = model.bind()
         flat.forget_gradients()
-        like = flat.vector
-        generator = torch.Generator(like.device).manual_seed(key_to_seed(self.seed))
-        uniform = like.new_empty(model.random.size).uniform_(-1, 1, generator=generator)
-        q = SignBernoulli(positive("spread", spread) * uniform)
-        if prior is None:
-            prior = SignBernoulli(torch.zeros_like(uniform))
+        generator = torch.Generator(flat.vector.device).manual_seed(key_to_seed(self.seed))
+        uniform = flat.vector.new_empty(model.random.size).uniform_(-1, 1, generator=generator)
+        q = SignBernoulli(spread * uniform)
+        prior = SignBernoulli(torch.zeros_like(uniform)) if prior is None else prior
         q.check_same_family(prior)
-        return BinaryState(model, int(positive("num_data", num_data)), q, q, prior)
+        return BinaryState(model, num_data, q, q, prior)
 
     def update(self, state: BinaryState, batch: Batch) -> BinaryState:
         """One step on a minibatch; the state is changed and returned. The net keeps the draw."""
@@ -153,16 +155,15 @@ class BinaryNetwork:
                 points.write(vector, points.read(vector).sub_(down, alpha=self.point_rate))
         return state
 
-    def posterior(self, state: BinaryState, at: str = "samples") -> Posterior:
+    @checked
+    def posterior(self, state: BinaryState, at: At = "samples") -> Posterior:
         """Networks of signs drawn from q; ``at="mode"`` the single one of the likeliest signs."""
-        if at not in ("samples", "mode"):
-            raise DataError(f'at={at!r} must be "samples" or "mode"')
         family = Delta(mode(state.q)) if at == "mode" else state.q
         return Posterior.at_network(state.model, family)
 
 
 def draw(
-    q: SignBernoulli, relaxation: float | None, generator: Generator | None = None
+    q: SignBernoulli, relaxation: Positive | None, generator: Generator | None = None
 ) -> tuple[Vector, Tensor]:
     """w, (P,), and s = ∂w/∂μ, with w relaxed at T or, where ``relaxation`` is None, a sign.
 
@@ -173,7 +174,7 @@ def draw(
         return q.sample(1, generator)[0], q.half_logit.new_ones(())
     u = torch.empty_like(q.half_logit).uniform_(generator=generator)
     noise = u.clamp_(min=torch.finfo(u.dtype).tiny).logit_()
-    relaxed = SignBernoulli((noise.div_(2) + q.half_logit) / positive("relaxation", relaxation))
+    relaxed = SignBernoulli((noise.div_(2) + q.half_logit) / relaxation)
     return relaxed.mean, relaxed.variance / (relaxation * q.variance)
 
 
