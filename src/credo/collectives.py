@@ -51,7 +51,8 @@ ROLL_CALL = 5.0
 class Ranks:
     """The processes of a group: by default all of them, and one where none was initialised.
 
-    ``size`` is their number, ``rank`` this one's place among them.
+    ``size`` is their number, ``rank`` this one's place among them, ``several`` whether there is
+    anybody to exchange sums with.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -67,12 +68,8 @@ class Ranks:
                     "optimizer on the group's ranks only"
                 )
             self.names, self._name = dist.get_process_group_ranks(members), members.group_name
+        self.several = self.size > 1
         self._buffer = torch.empty(0)
-
-    @property
-    def several(self) -> bool:
-        """Whether there is anybody to exchange sums with."""
-        return self.size > 1
 
     def refuse_newcomers(self) -> None:
         """Raise `RankError` if processes were joined after this was made."""

@@ -23,8 +23,8 @@ from credo.method import Method
 from credo.train.progress import Reporter
 
 ROOT = Path(credo.__file__).parent
-MOST_FILES = {"MAP": 14, "VI": 14, "IVON": 16, "Laplace": 15}
-"""A reader keeps 14 in mind; what is above that is to come down."""
+MOST_FILES = 14
+"""What a reader keeps in mind."""
 
 
 @contextmanager

@@ -47,6 +47,7 @@ class DataPass:
         max_memory: float,
     ) -> None:
         self.model, self.curvature, self.kind = model, curvature, kind
+        self._flat, self._random = model.bind(), model.random
         self.generator, self.samples, self.max_memory = generator, samples, max_memory
         self.log_likelihood, self.targets, self.examples = 0.0, 0, 0
         self.first: Batch | None = None
@@ -54,7 +55,7 @@ class DataPass:
 
     def take(self, data: Iterable[Batch]) -> None:
         """All batches, in pieces of the best size."""
-        device = self.model.like.device
+        device = self._flat.vector.device
         moved = (to_device(batch, device) for batch in data)
         with evaluating(self.model.net):
             for batch in self._regrouped(moved):
@@ -90,9 +91,9 @@ class DataPass:
             with torch.no_grad():
                 outputs = model.outputs(inputs)
             loss = Loss.of_model(model, batch, num_data=len(targets))
-            self.curvature.add_exact(loss, model.weights(model.random))
+            self.curvature.add_exact(loss, self._random.read(self._flat.vector))
         else:
-            jacobians = Jacobians.at(model.net, model.bind(), model.random, inputs)
+            jacobians = Jacobians.at(model.net, self._flat, self._random, inputs)
             outputs = jacobians.outputs
             roots = curvature_roots(
                 self.kind,
@@ -136,7 +137,7 @@ class DataPass:
             if self.kind == "hessian":
                 numbers = 1
             else:
-                jacobians = Jacobians.at(model.net, model.bind(), model.random, inputs)
+                jacobians = Jacobians.at(model.net, self._flat, self._random, inputs)
                 roots = number_of_roots(self.kind, jacobians.outputs, self.samples)
                 numbers = jacobians.numbers(roots)
                 if self.kind == "ggn":

@@ -36,6 +36,7 @@ any rank can be loaded on any number of them. ``process_group`` names the ranks,
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,7 +53,7 @@ from credo.noise import Draws, source
 from credo.optim.groups import Group, Params, check_options, groups_of
 from credo.optim.layout import Layout, Run
 from credo.optim.ranks import Tally, Team
-from credo.optim.results import is_finite, posterior_of, refuse_nonfinite, refuse_strange_state
+from credo.optim.results import posterior_of, refuse_nonfinite, refuse_strange_state
 from credo.posterior.posterior import Posterior
 from credo.types import Likelihood, Vector
 
@@ -372,7 +373,7 @@ class NaturalOptimizer(Optimizer, ABC):
         if self._team.several:
             samples, overflow = self._add_up_ranks(blocks, unit, overflow)
             unit = 1.0
-        if overflow or not all(is_finite(vector) for vector in vectors):
+        if overflow or not all(_is_finite(vector) for vector in vectors):
             for group in self.param_groups:
                 group["skipped"] += 1
             if found_inf is None:
@@ -448,3 +449,9 @@ class NaturalOptimizer(Optimizer, ABC):
             self.state[parameter] = {
                 name: self._layout.part(memory, parameter) for name, memory in self._memory.items()
             }
+
+
+def _is_finite(vector: Vector) -> bool:
+    """Whether all numbers are."""
+    # A sum is one cheap pass; it may overflow where no number is infinite.
+    return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())

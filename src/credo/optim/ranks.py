@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from credo.collectives import Ranks, ddps_in, unaveraged
@@ -45,21 +46,17 @@ class Tally(NamedTuple):
 
 
 class Team:
-    """The ranks, as one optimizer sees them."""
+    """The ranks, as one optimizer sees them; ``several`` is whether there is more than one."""
 
     def __init__(
         self, params: object, process_group: ProcessGroup | None, shared_noise: bool
     ) -> None:
         self._ranks = Ranks(process_group)
+        self.several = self._ranks.several
         self._shared_noise = shared_noise
         self._ddps = ddps_in(params) if isinstance(params, nn.Module) else []
         self._is_unsure = True
         self._num_random = 0
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one rank."""
-        return self._ranks.several
 
     def doubt(self) -> None:
         """Check at the next step that all ranks have the same weights."""
@@ -73,8 +70,11 @@ class Team:
 
     def block(self, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
         """A context in which nobody averages gradients over ranks before we see them."""
-        self._ranks.refuse_newcomers()
-        return unaveraged(self._ddps, parameters) if self.several else nullcontext()
+        if self.several:
+            return unaveraged(self._ddps, parameters)
+        if dist.is_available() and dist.is_initialized():
+            self._ranks.refuse_newcomers()
+        return nullcontext()
 
     def agree_on_layout(self, like: Vector, num_random: int) -> None:
         """Refuse ranks that train networks of different sizes, whose sums would not fit."""

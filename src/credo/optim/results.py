@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,12 +50,6 @@ def posterior_of(
         model.weights(random), torch.cat([scales[id(here[s.name])] for s in random.segments])
     )
     return Posterior.at_network(model, q, draws=groups[0]["draws"])
-
-
-def is_finite(vector: Vector) -> bool:
-    """Whether all numbers are."""
-    # A sum is one cheap pass; it may overflow where no number is infinite.
-    return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())
 
 
 def refuse_nonfinite(named: Mapping[str, Vector], layout: Layout, step: int) -> None:
