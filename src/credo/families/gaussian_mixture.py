@@ -111,37 +111,15 @@ class GaussianMixture(Family):
 
     def grad_log_prob(self, w: Vector) -> Tensor:
         """Σ_k r_k g_k, with r_k the responsibilities and g_k = ∇ ln N_k(w)."""
-        return self._average_gradient(self.responsibilities(w), self._gradients(w))
-
-    def hessian_log_prob(self, w: Vector) -> Tensor:
-        """∇² ln q(w) = Σ_k r_k[(g_k − g)(g_k − g)ᵀ − S_k], where g = Σ_k r_k g_k.
-
-        (..., P, P) with full components; with diagonal ones its diagonal, (..., P).
-
-        Args:
-            w: Weights, (..., P).
-        """
-        responsibilities, gradients = self.responsibilities(w), self._gradients(w)
-        precisions = torch.stack([component.precision for component in self.components])
-        apart = gradients - self._average_gradient(responsibilities, gradients).unsqueeze(-2)
-        if precisions.dim() == 2:
-            terms = "...k,...kp,...kp->...p"
-        else:
-            terms = "...k,...kp,...kr->...pr"
-        between = torch.einsum(terms, responsibilities, apart, apart)
-        return between - torch.tensordot(responsibilities, precisions, dims=1)
+        gradients = [component.grad_log_prob(w) for component in self.components]
+        return torch.einsum(
+            "...k,...kp->...p", self.responsibilities(w), torch.stack(gradients, -2)
+        )
 
     def _log_joint(self, w: Vector) -> Tensor:
         check_points(w, self.size)
         densities = [component.log_prob(w) for component in self.components]
         return torch.stack(densities, -1) + self.log_weights
-
-    def _gradients(self, w: Vector) -> Tensor:
-        return torch.stack([component.grad_log_prob(w) for component in self.components], -2)
-
-    @staticmethod
-    def _average_gradient(responsibilities: Tensor, gradients: Tensor) -> Tensor:
-        return torch.einsum("...k,...kp->...p", responsibilities, gradients)
 
     # --- entropy ----------------------------------------------------------------------------------
 

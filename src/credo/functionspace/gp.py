@@ -119,11 +119,7 @@ class NetworkGP:
             return model.outputs(like_weights(as_inputs(x), flat.vector))
 
     def kernel(
-        self,
-        x: Inputs,
-        other: Inputs | None = None,
-        outputs: Outputs = "sum",
-        of: Of = "outputs",
+        self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum", of: Of = "outputs"
     ) -> Tensor:
         """JΣJ'ᵀ between two sets of inputs, as data to plot or to give to another library.
 
@@ -137,29 +133,20 @@ class NetworkGP:
         return self._kernel(self.posterior.q, x, other, outputs, of)
 
     def prior_kernel(
-        self,
-        x: Inputs,
-        other: Inputs | None = None,
-        outputs: Outputs = "sum",
-        of: Of = "outputs",
+        self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum", of: Of = "outputs"
     ) -> Tensor:
         """JVJ'ᵀ, JJ'ᵀ/δ for an isotropic prior: the tangent kernel, scaled.
 
         Args:
             x: Inputs, examples first.
             other: Those on the other side; None for the same.
-            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
-                (K, n, m); "joint" has every pair, (n, K, m, K).
-            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+            outputs: "sum", "each" or "joint", with the shapes of `kernel`.
+            of: "outputs" or "probs".
         """
         return self._kernel(self.prior, x, other, outputs, of)
 
     def kernel_blocks(
-        self,
-        x: Inputs,
-        other: Inputs | None = None,
-        outputs: Outputs = "sum",
-        of: Of = "outputs",
+        self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum", of: Of = "outputs"
     ) -> Iterator[KernelBlock]:
         """The kernel tile by tile, for a matrix that does not fit; lazily.
 
@@ -168,9 +155,8 @@ class NetworkGP:
         Args:
             x: Inputs, examples first.
             other: Those on the other side; None for the same.
-            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
-                (K, n, m); "joint" has every pair, (n, K, m, K).
-            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+            outputs: "sum", "each" or "joint", with the shapes of `kernel`.
+            of: "outputs" or "probs".
         """
         with self.posterior.on_copy() as (model, flat):
             kernel = Kernel(model, flat, self.posterior.q, of, self._max_memory)

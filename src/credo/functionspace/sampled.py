@@ -88,20 +88,15 @@ class SampledGP:
 
     @checked
     def kernel(
-        self,
-        x: Inputs,
-        other: Inputs | None = None,
-        outputs: Outputs = "sum",
-        of: Of = "outputs",
+        self, x: Inputs, other: Inputs | None = None, outputs: Outputs = "sum", of: Of = "outputs"
     ) -> Tensor:
-        """Cov[f(x), f(x')]; the arguments and shapes are those of `NetworkGP.kernel`.
+        """Cov[f(x), f(x')], between two sets of inputs.
 
         Args:
             x: Inputs, examples first.
             other: Those on the other side; None for the same.
-            outputs: "sum" adds up the K outputs with themselves, (n, m); "each" keeps them apart,
-                (K, n, m); "joint" has every pair, (n, K, m, K).
-            of: "outputs", or "probs" for the kernel of the probabilities, ΛJΣJ'ᵀΛ'.
+            outputs: "sum", "each" or "joint", with the shapes of `NetworkGP.kernel`.
+            of: "outputs" or "probs".
         """
         mine = self._deviations(self._values(x, of))
         theirs = mine if other is None else self._deviations(self._values(other, of))

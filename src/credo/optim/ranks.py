@@ -132,8 +132,8 @@ class Team:
     ) -> None:
         table = self._ranks.gather(list(numbers.values()), device)
         for column, name in enumerate(numbers):
-            found = [row[column] for row in table]
-            odd = [self._ranks.names[i] for i, value in enumerate(found) if value != found[0]]
+            values = [row[column] for row in table]
+            odd = [self._ranks.names[i] for i, value in enumerate(values) if value != values[0]]
             if odd:
                 many = "s" if len(odd) > 1 else ""
                 listed = ", ".join(str(rank) for rank in odd)

@@ -78,10 +78,10 @@ def refuse_strange_state(
     parameters = [p for group in own_groups for p in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
         stored = state_dict["state"].get(index, {})
-        found = {name: tuple(t.shape) for name, t in stored.items() if isinstance(t, Tensor)}
+        shapes = {name: tuple(t.shape) for name, t in stored.items() if isinstance(t, Tensor)}
         wanted = dict.fromkeys(vectors, tuple(parameter.shape))
-        if found != wanted:
+        if shapes != wanted:
             raise CheckpointError(
-                f"parameter {index} needs state {wanted}, but the stored one has {found}: it "
+                f"parameter {index} needs state {wanted}, but the stored one has {shapes}: it "
                 f"belongs to another network or is not of {kind}"
             )

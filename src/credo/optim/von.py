@@ -59,8 +59,7 @@ class VON(NaturalOptimizer):
         params: The network itself (its norm layers become a deterministic group without a prior),
             its parameters, or groups of them with options of their own.
         lr: Step size ξ of the mean.
-        num_data: Number of training examples; it says how much the data weigh against the prior,
-            and is required.
+        num_data: Number of training examples, which is required.
         betas: Shares that the running averages of gradient and curvature keep.
         prior_precision: 1/variance of the prior around zero.
         hess_init: The curvature h₀ to start from.

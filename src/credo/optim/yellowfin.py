@@ -178,18 +178,18 @@ class YellowFin(Descent):
             torch._foreach_add_(averages, gradients, alpha=(1.0 - beta) * counted)
         lr, momentum = tuner["smoothed_lr"], tuner["smoothed_momentum"]
         if before.step:
-            found, target = measured.tuned(_squared_norm(averages), beta, eps)
-            found *= min(1.0, measured.step / (10.0 * group["window"]))
+            rate, target = measured.tuned(_squared_norm(averages), beta, eps)
+            rate *= min(1.0, measured.step / (10.0 * group["window"]))
             if group["smooth"]:
-                found = lr = beta * lr + (1.0 - beta) * found
+                rate = lr = beta * lr + (1.0 - beta) * rate
                 target = momentum = beta * momentum + (1.0 - beta) * target
         else:
-            found, target = group["base_lr"], group["momentum"]
-        found *= rate_factor(group)
-        if group["clip"] and found * math.sqrt(square) * counted > MOVE:
-            found = MOVE / (math.sqrt(square) * counted)
+            rate, target = group["base_lr"], group["momentum"]
+        rate *= rate_factor(group)
+        if group["clip"] and rate * math.sqrt(square) * counted > MOVE:
+            rate = MOVE / (math.sqrt(square) * counted)
         group["tuner"] = {
-            "lr": found,
+            "lr": rate,
             "momentum": target + tuner["correction"],
             "smoothed_lr": lr,
             "smoothed_momentum": momentum,
@@ -211,12 +211,12 @@ class YellowFin(Descent):
                 then, earlier = past[(step + 2) % length], past[(step + 1) % length]
                 ratio = (then - shrink * gradient) / earlier
                 ratios.append(ratio[earlier != 0])
-        found = torch.cat(ratios) if ratios else torch.empty(0)
-        if not found.numel():
+        measured = torch.cat(ratios) if ratios else torch.empty(0)
+        if not measured.numel():
             return
         tuner = group["tuner"]
         target = tuner["momentum"] - tuner["correction"]
-        momentum = tuner["momentum"] + group["feedback"] * (target - float(found.median()))
+        momentum = tuner["momentum"] + group["feedback"] * (target - float(measured.median()))
         correction = min(max(momentum, -MOST_MOMENTUM), MOST_MOMENTUM) - target
         group["tuner"] = {**tuner, "correction": correction}
 

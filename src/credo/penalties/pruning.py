@@ -250,8 +250,8 @@ def _repeated(constants: Tensor, features: int) -> Tensor:
 def _normalised(norm: nn.BatchNorm1d | nn.BatchNorm2d, constants: Tensor) -> Tensor:
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    found = (constants - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
-    return found * norm.weight + norm.bias if norm.affine else found
+    normalised = (constants - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    return normalised * norm.weight + norm.bias if norm.affine else normalised
 
 
 def _counts_padding(pool: nn.AvgPool2d) -> bool:

@@ -41,22 +41,22 @@ class Terms:
 
     def gradients(self, weights: Tensors) -> list[Tensor]:
         """∂/∂θ_ℓ for every tensor; at a kink the subgradient 0."""
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         if self.absolute:
-            found = list(torch._foreach_sign(weights))
-            torch._foreach_mul_(found, self.absolute)
+            gradients = list(torch._foreach_sign(weights))
+            torch._foreach_mul_(gradients, self.absolute)
         if self.square:
             pulls = torch._foreach_mul(weights, [2 * c for c in self.square])
-            if found:
-                torch._foreach_add_(found, pulls)
+            if gradients:
+                torch._foreach_add_(gradients, pulls)
             else:
-                found = list(pulls)
+                gradients = list(pulls)
         if self.norm:
-            found = [
+            gradients = [
                 layout.directions(layout.see(w.reshape(-1))).mul_(c).view(w.shape)
                 for layout, c, w in zip(self.layouts, self.norm, weights, strict=True)
             ]
-        return found
+        return gradients
 
     def _norms(self, weights: Tensors) -> list[Tensor]:
         return [

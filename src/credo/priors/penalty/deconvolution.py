@@ -53,13 +53,13 @@ def fitted_polynomial(x: Array, values: Array, dim: int = 1) -> Array | None:
     allowed = _EXACT * (np.abs(values).max() or 1.0)
 
     def fit(degree: int) -> Array | None:
-        found = _fit(x, values, degree, even=dim > 1)
-        return found if np.abs(polyval(x, found) - values).max() <= allowed else None
+        polynomial = _fit(x, values, degree, even=dim > 1)
+        return polynomial if np.abs(polyval(x, polynomial) - values).max() <= allowed else None
 
     if fit(MAX_DEGREE) is None:
         return None
     fits = map(fit, range(0, MAX_DEGREE + 1, 1 if dim == 1 else 2))
-    return next(found for found in fits if found is not None)
+    return next(polynomial for polynomial in fits if polynomial is not None)
 
 
 def _fit(x: Array, values: Array, degree: int, even: bool) -> Array:
@@ -70,9 +70,9 @@ def _fit(x: Array, values: Array, degree: int, even: bool) -> Array:
     # Thousands of points say no more about nine coefficients than the normal equations hold, and a
     # Chebyshev basis keeps those well conditioned.
     solved = np.linalg.solve(columns.T @ columns, columns.T @ values)
-    found = np.zeros(degree + 1)
-    found[:: 2 if even else 1] = solved
-    scaled = cheb2poly(found)
+    coefficients = np.zeros(degree + 1)
+    coefficients[:: 2 if even else 1] = solved
+    scaled = cheb2poly(coefficients)
     scaled = np.append(scaled, np.zeros(degree + 1 - len(scaled)))
     scaled[np.abs(scaled) < 1e-13 * np.abs(scaled).max()] = 0.0
     return scaled / reach ** np.arange(degree + 1)

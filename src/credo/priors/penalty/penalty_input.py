@@ -89,20 +89,20 @@ def as_function(r: Callable[..., Any]) -> Energy:
                 values = call(torch.from_numpy(mu), sigma)
         values = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
         try:
-            found = np.broadcast_to(np.asarray(values, dtype=np.float64), mu.shape)
+            numbers = np.broadcast_to(np.asarray(values, dtype=np.float64), mu.shape)
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"the penalty must return a number for every μ, but for μ of shape {mu.shape} it "
                 f"returned {type(values).__name__} of shape {np.shape(values)}; write it with "
                 "numpy's or torch's functions"
             ) from error
-        if np.isnan(found).any():
-            where = float(mu[np.isnan(found)][0])
+        if np.isnan(numbers).any():
+            where = float(mu[np.isnan(numbers)][0])
             raise DataError(
                 f"the penalty is not a number at μ = {where:.6g}, σ = {sigma:.6g}; it must be "
                 "defined for every μ (for the Dirac family at σ = 0 too)"
             )
-        return found
+        return numbers
 
     return evaluate
 

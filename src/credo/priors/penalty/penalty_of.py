@@ -77,16 +77,16 @@ def _gaussian_penalty(r: Callable[[Tensor, Tensor], Tensor]) -> Penalty:
         mean, scale = (torch.as_tensor(value, dtype=torch.float64) for value in (mu, sigma))
         if not bool((scale > 0).all()):
             raise DataError(f"sigma must be positive, but it is {sigma}")
-        found = r(*torch.broadcast_tensors(mean, scale))
-        return found if isinstance(mu, Tensor) or isinstance(sigma, Tensor) else found.numpy()
+        value = r(*torch.broadcast_tensors(mean, scale))
+        return value if isinstance(mu, Tensor) or isinstance(sigma, Tensor) else value.numpy()
 
     return penalty
 
 
 def _dirac_penalty(flat: FlatDistribution) -> Penalty:
     def penalty(mu: Any) -> Any:
-        found = -_log_density(flat, torch.as_tensor(mu, dtype=torch.float64))
-        return found if isinstance(mu, Tensor) else found.numpy()
+        value = -_log_density(flat, torch.as_tensor(mu, dtype=torch.float64))
+        return value if isinstance(mu, Tensor) else value.numpy()
 
     return penalty
 

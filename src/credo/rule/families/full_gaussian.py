@@ -14,16 +14,7 @@ from torch import Tensor
 from credo.families import FullGaussian
 from credo.families.base import check_points
 from credo.families.full_gaussian import positive_cholesky, solve_with
-from credo.rule.families.exponential import (
-    Parameters,
-    check_parameters,
-    expectation_parameters,
-    log_partition,
-    natural_parameters,
-    sufficient_statistics,
-    with_expectation,
-    with_natural,
-)
+from credo.rule.families import exponential
 from credo.rule.families.gaussian import (
     EXPECTATION_NAMES,
     NATURAL_NAMES,
@@ -33,20 +24,20 @@ from credo.rule.families.gaussian import (
 )
 
 
-@natural_parameters.register
-def _(q: FullGaussian) -> Parameters:
+@exponential.natural_parameters.register
+def _(q: FullGaussian) -> exponential.Parameters:
     return q.precision @ q.mean, -0.5 * q.precision
 
 
-@expectation_parameters.register
-def _(q: FullGaussian) -> Parameters:
+@exponential.expectation_parameters.register
+def _(q: FullGaussian) -> exponential.Parameters:
     return q.mean, torch.addr(q.covariance, q.mean, q.mean)
 
 
-@with_natural.register
-def _(q: FullGaussian, natural: Parameters) -> FullGaussian:
+@exponential.with_natural.register
+def _(q: FullGaussian, natural: exponential.Parameters) -> FullGaussian:
     """Only the symmetric part of a matrix counts."""
-    check_parameters(natural, (q.mean, q.precision), NATURAL_NAMES, "FullGaussian")
+    exponential.check_parameters(natural, (q.mean, q.precision), NATURAL_NAMES, "FullGaussian")
     slope, minus_half_precision = natural
     precision = -(minus_half_precision + minus_half_precision.mT)
     factor = positive_cholesky(precision, "FullGaussian: precision (−2 times the natural one)")
@@ -54,10 +45,12 @@ def _(q: FullGaussian, natural: Parameters) -> FullGaussian:
     return FullGaussian.of_factor(mean, precision, factor)
 
 
-@with_expectation.register
-def _(q: FullGaussian, expectation: Parameters) -> FullGaussian:
+@exponential.with_expectation.register
+def _(q: FullGaussian, expectation: exponential.Parameters) -> FullGaussian:
     """Only the symmetric part of a matrix counts."""
-    check_parameters(expectation, (q.mean, q.precision), EXPECTATION_NAMES, "FullGaussian")
+    exponential.check_parameters(
+        expectation, (q.mean, q.precision), EXPECTATION_NAMES, "FullGaussian"
+    )
     mean, second_moment = expectation
     covariance = 0.5 * (second_moment + second_moment.mT) - torch.outer(mean, mean)
     what = "FullGaussian: second moment − mean·meanᵀ, the covariance,"
@@ -65,13 +58,13 @@ def _(q: FullGaussian, expectation: Parameters) -> FullGaussian:
     return _with_precision(mean, torch.cholesky_inverse(factor))
 
 
-@sufficient_statistics.register
-def _(q: FullGaussian, theta: Tensor) -> Parameters:
+@exponential.sufficient_statistics.register
+def _(q: FullGaussian, theta: Tensor) -> exponential.Parameters:
     check_points(theta, q.size)
     return theta, theta.unsqueeze(-1) * theta.unsqueeze(-2)
 
 
-@log_partition.register
+@exponential.log_partition.register
 def _(q: FullGaussian) -> Tensor:
     squared_norm = (q.mean @ q.cholesky).square().sum()
     half_log_det = q.cholesky.diagonal().log().sum()

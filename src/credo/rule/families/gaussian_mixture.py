@@ -20,7 +20,7 @@ matrix of q(θ, z) is block-diagonal, so the natural gradient is ∇_μ taken bl
     ∂L/∂m_k = π_k E_{N_k}[∇f]        ∂L/∂V_k = ½π_k E_{N_k}[∇²f]
 
 and the learning rule descends f = ℓ + log q with ``q.grad_log_prob`` and
-``q.hessian_log_prob``.
+`hessian_log_prob`.
 
 Reference: Lin, Khan & Schmidt, "Fast and simple natural-gradient variational inference with
 mixture of exponential-family approximations", 2019 (arXiv:1906.02914).
@@ -47,6 +47,7 @@ from credo.rule.families.exponential import (
     with_expectation,
     with_natural,
 )
+from credo.types import Vector
 
 
 @natural_parameters.register
@@ -155,3 +156,21 @@ def _built(k: int, build: Any, component: Any, parameters: Parameters) -> Any:
         return build(component, parameters)
     except DataError as error:
         raise DataError(f"component {k}: {error}") from error
+
+
+def hessian_log_prob(q: GaussianMixture, w: Vector) -> Tensor:
+    """∇² ln q(w) = Σ_k r_k[(g_k − g)(g_k − g)ᵀ − S_k], where g = Σ_k r_k g_k.
+
+    (..., P, P) with full components; with diagonal ones its diagonal, (..., P).
+
+    Args:
+        q: The mixture.
+        w: Weights, (..., P).
+    """
+    responsibilities = q.responsibilities(w)
+    gradients = torch.stack([component.grad_log_prob(w) for component in q.components], -2)
+    precisions = torch.stack([component.precision for component in q.components])
+    apart = gradients - torch.einsum("...k,...kp->...p", responsibilities, gradients).unsqueeze(-2)
+    terms = "...k,...kp,...kp->...p" if precisions.dim() == 2 else "...k,...kp,...kr->...pr"
+    between = torch.einsum(terms, responsibilities, apart, apart)
+    return between - torch.tensordot(responsibilities, precisions, dims=1)

@@ -42,6 +42,7 @@ from credo.noise import key_to_seed
 from credo.rule.curvatures import ExactHessian
 from credo.rule.expectations import AtMean, Expectation
 from credo.rule.families import Categorical
+from credo.rule.families.gaussian_mixture import hessian_log_prob
 from credo.rule.gallery.entry import Entry
 from credo.rule.rule import gaussian_step, step
 from credo.types import Vector
@@ -96,7 +97,9 @@ class NewtonEnsemble:
         q = state.q
         generator = torch.Generator(q.mean.device)
         generator.manual_seed(key_to_seed(self.seed, state.steps))
-        found = [self.derivatives(q, component, loss, generator) for component in q.components]
+        of_components = [
+            self.derivatives(q, component, loss, generator) for component in q.components
+        ]
         # temperature=0: the entropy is in f already.
         components = tuple(
             gaussian_step(
@@ -107,9 +110,9 @@ class NewtonEnsemble:
                 temperature=0.0,
                 keep_positive=self.keep_positive,
             )
-            for component, (_, gradient, hessian) in zip(q.components, found, strict=True)
+            for component, (_, gradient, hessian) in zip(q.components, of_components, strict=True)
         )
-        values = torch.stack([value for value, _, _ in found])
+        values = torch.stack([value for value, _, _ in of_components])
         odds = (values[:-1] - values[-1],)
         weights = step(Categorical(q.log_odds), odds, self.rate, temperature=0.0)
         return EnsembleState(GaussianMixture(weights.logits, components), state.steps + 1)
@@ -128,5 +131,5 @@ class NewtonEnsemble:
         return (
             average.value(component.mean) + shares @ q.log_prob(thetas),
             slope + shares @ q.grad_log_prob(thetas),
-            bend + torch.tensordot(shares, q.hessian_log_prob(thetas), dims=1),
+            bend + torch.tensordot(shares, hessian_log_prob(q, thetas), dims=1),
         )
