@@ -73,7 +73,7 @@ def test_regions_that_make_no_sense_are_refused() -> None:
         robust_region(0.0, 1.0)
     with pytest.raises(DataError, match="is above"):
         robust_region(2.0, 1.0)
-    with pytest.raises(DataError, match="momentum must be at least 0"):
+    with pytest.raises(DataError, match="momentum must be a number from 0 to 1, less than 1"):
         robust_region(1.0, 2.0).rates(1.0)
 
 

@@ -424,7 +424,7 @@ def test_every_name_trains_and_resumes(name: str, method: Any, tmp_path) -> None
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
     model = credo.Model(nn.Linear(2, 2), credo.likelihoods.Categorical())
-    with pytest.raises(DataError, match="did you mean 'yellowfin'"):
+    with pytest.raises(DataError, match="Did you mean 'yellowfin'"):
         credo.VI(optimizer="yelowfin").init(model, 10)
 
 
