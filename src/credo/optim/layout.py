@@ -22,6 +22,17 @@ from credo.optim.groups import Group
 from credo.types import Segment, Vector
 
 
+def _refuse_mixtures(parameters: Sequence[Tensor]) -> None:
+    """One vector needs one dtype and device."""
+    for fact in ("dtype", "device"):
+        kinds = {str(getattr(parameter, fact)) for parameter in parameters}
+        if len(kinds) > 1:
+            raise BindingError(
+                f"parameters of mixed {fact}: {', '.join(sorted(kinds))}. One flat vector needs "
+                f"one {fact}: convert the network with .to(...), or give an optimizer to each kind"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A stretch of weights: ``where`` in the optimizer's vectors, ``mean`` in the network's."""
@@ -57,6 +68,7 @@ class Layout:
         random = [p for group in groups if not group["deterministic"] for p in group["params"]]
         self.num_random = sum(parameter.numel() for parameter in random)
         self._holder: nn.Module | None = None
+        _refuse_mixtures(self.parameters)
         self._flats = self._owners()
         self.like: Vector = self._flats[0].vector.new_empty(0)
         self.size = sum(parameter.numel() for parameter in self.parameters)

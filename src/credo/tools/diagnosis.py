@@ -45,7 +45,7 @@ import torch
 from rich.table import Table
 from torch import Generator, Tensor
 
-from credo.checks import Range, checked
+from credo.checks import Range, Remedy, checked
 from credo.display import Display, Displayed
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.families import Delta, Empirical, Family
@@ -190,7 +190,7 @@ class Diagnosis(Displayed):
 
 @checked
 def diagnose(
-    posterior: Posterior,
+    posterior: Annotated[Posterior, Remedy(lambda _: "Give what credo.fit returns")],
     data: Any = None,
     *,
     samples: Annotated[int, Range(2)] = 64,
@@ -216,10 +216,6 @@ def diagnose(
     Its predictions are those of the prior: distance 0, at most ... counts as the same.
     ...
     """
-    if not isinstance(posterior, Posterior):
-        raise DataError(
-            f"diagnose takes a posterior as credo.fit returns it, not a {type(posterior).__name__}"
-        )
     model, q = posterior.model, posterior.q
     prior = model.prior_over_weights()
     with torch.no_grad():

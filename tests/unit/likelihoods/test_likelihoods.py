@@ -269,5 +269,5 @@ def test_a_loss_with_parameters_learns_them():
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(DataError, match="needs a function"):
+    with pytest.raises(DataError, match="fn must be a function"):
         FromLoss("mse")

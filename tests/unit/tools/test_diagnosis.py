@@ -347,7 +347,11 @@ def test_it_reads_as_text_and_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((nn.Linear(1, 1),), DataError, "as credo.fit returns it, not a Linear"),
+        (
+            (nn.Linear(1, 1),),
+            DataError,
+            "must be a Posterior, but it is Linear.*Give what credo.fit returns",
+        ),
         ((line(gaussian(1.0, 1.0)), torch.ones(0, 1)), DataError, "no inputs"),
         ((line(gaussian(1.0, 1.0)), torch.tensor(1.0)), DataError, "no inputs"),
         ((line(gaussian(1.0, 1.0)), torch.tensor([[math.nan]])), NonFiniteError, "not finite"),

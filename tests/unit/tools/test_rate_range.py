@@ -133,10 +133,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     subject = model()
 
     class WithoutOptimizer(credo.MAP):
-        def init(self, *arguments):
-            state = super().init(*arguments)
-            del state.optimizer
-            return state
+        def optimizer_of(self, state):
+            return None
 
     with pytest.raises(UnsupportedError, match="trains by an optimizer"):
         credo.lr_range_test(subject, WithoutOptimizer(), (X, Y), progress=False)
