@@ -83,6 +83,44 @@ def training(net: str) -> list[Row]:
     return interleave("training step", net, contestants, BASELINES, rounds, steps)
 
 
+FIT_BATCHES = {"mlp": 96, "lenet5": 32, "resnet20": 6}
+"""Minibatches of one call: enough that what happens once is a small part of it."""
+
+
+def fitting(net: str) -> list[Row]:
+    """What a user calls: an epoch of `credo.fit`, relative to a plain loop of the same steps."""
+    make, size = NETS[net], len(batch(net)[1])
+    x, y = batch(net, size * FIT_BATCHES[net])
+
+    def loop(**settings: bool) -> Callable:
+        network = make()
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, **settings)
+
+        def epoch() -> None:
+            for rows in torch.randperm(len(y)).split(size):
+                optimizer.zero_grad()
+                F.cross_entropy(network(x[rows]), y[rows]).backward()
+                optimizer.step()
+
+        return epoch
+
+    def fit(method: credo.method.Method) -> Callable:
+        model = credo.Model(make(), credo.likelihoods.Categorical())
+        return lambda: credo.fit(model, method, (x, y), epochs=1, batch_size=size, progress=False)
+
+    contestants: Contestants = {
+        "adam": loop(),
+        "adam again (control)": loop(),
+        "adam fused": loop(fused=True),
+        "credo.fit MAP": fit(credo.MAP()),
+        "credo.fit VI": fit(credo.VI()),
+        "credo.fit IVON": fit(credo.IVON()),
+        "credo.fit Vadam": fit(credo.Vadam()),
+        "credo.fit VOGN": fit(credo.VOGN()),
+    }
+    return interleave("epoch of fit", net, contestants, BASELINES, rounds=9, steps=1, seconds=90)
+
+
 def variational_laplace(net: str) -> list[Row]:
     """One step of Variational Laplace, relative to the same (smooth) network's Adam step."""
     make, (x, y) = NETS[net], batch(net)
