@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Generator, Tensor
 
+from credo.checks import Range, checked
 from credo.errors import DataError, UnsupportedError
 from credo.families import Atomic, DiagGaussian, Gaussian
 from credo.priors import FlatLaplace
@@ -139,8 +140,12 @@ def kl_per_segment(q: FlatDistribution, p: FlatDistribution, sizes: Sequence[int
     return torch.stack(sums)
 
 
+@checked
 def kl_monte_carlo(
-    q: FlatDistribution, p: FlatDistribution, samples: int, generator: Generator | None = None
+    q: FlatDistribution,
+    p: FlatDistribution,
+    samples: Annotated[int, Range(2)],
+    generator: Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """An unbiased estimate of KL(q‖p) and its standard error, both 0-dim.
 
@@ -148,8 +153,6 @@ def kl_monte_carlo(
     however many samples are asked for.
     """
     _check_pair(q, p)
-    if samples < 2:
-        raise DataError(f"a standard error needs at least 2 samples, got {samples}")
     first = q.sample(1, generator)
     chunk = max(1, _MAX_SAMPLED_NUMBERS // first.shape[-1])
     values = [_log_ratio(q, p, first)]

@@ -37,7 +37,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from credo.errors import DataError
+from credo.checks import checked
 from credo.types import Vector
 
 Draws: TypeAlias = Literal["normal", "table", "pool"]
@@ -70,6 +70,7 @@ class NoiseSource(Protocol):
         ...
 
 
+@checked
 def source(draws: Draws, seed: int) -> NoiseSource:
     """The noise source of this name.
 
@@ -82,8 +83,6 @@ def source(draws: Draws, seed: int) -> NoiseSource:
         "table": TableNoise,
         "pool": PoolNoise,
     }
-    if draws not in sources:
-        raise DataError(f"draws={draws!r} is not a noise source; choose from {sorted(sources)}")
     return sources[draws](seed)
 
 

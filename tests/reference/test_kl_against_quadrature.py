@@ -134,5 +134,5 @@ def test_expectation_keeps_dtype_and_gradient() -> None:
 
 
 def test_order_zero_is_refused() -> None:
-    with pytest.raises(DataError, match="order ≥ 1, got 0"):
+    with pytest.raises(DataError, match=r"order must be .*0"):
         gauss_hermite(0, torch.zeros(()))

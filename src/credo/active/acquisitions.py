@@ -251,9 +251,7 @@ def find(acquisition: AcquisitionSpec) -> Acquisition:
         acquisition: A name, an object with ``choose``, or a function from posterior and inputs to
             scores.
     """
-    if isinstance(acquisition, str):
-        if acquisition not in NAMES:
-            raise DataError(f"acquisition={acquisition!r} must be one of {', '.join(NAMES)}")
+    if isinstance(acquisition, str) and acquisition in NAMES:
         if acquisition == "random":
             return Random()
         if acquisition == "batch_bald":

@@ -207,8 +207,6 @@ class _Networks:
     """The network that each round trains."""
 
     def __init__(self, model: Model | Callable[[], Model], warm_start: bool, seed: int) -> None:
-        if not isinstance(model, Model) and not callable(model):
-            raise DataError(f"model must be a credo.Model or a function that makes one: {model!r}")
         self.factory = None if isinstance(model, Model) else model
         self.warm_start, self.seed = warm_start, seed
         self.model = model if isinstance(model, Model) else self._new(0)

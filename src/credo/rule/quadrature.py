@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credo.errors import DataError
+from credo.checks import Count, checked
 
 
 @lru_cache(maxsize=32)
@@ -19,7 +19,8 @@ def _standard_rule(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(nodes.tolist()), tuple((weights / math.sqrt(2 * math.pi)).tolist())
 
 
-def gauss_hermite(order: int, like: Tensor) -> tuple[Tensor, Tensor]:
+@checked
+def gauss_hermite(order: Count, like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes x and weights w with Σ_k w_k f(x_k) = E f(ε), ε ~ N(0, 1).
 
     Exact for polynomials of degree up to 2·order − 1. The weights sum to one: they belong to the
@@ -30,8 +31,6 @@ def gauss_hermite(order: int, like: Tensor) -> tuple[Tensor, Tensor]:
     >>> round(float(weights @ nodes**4), 12)
     3.0
     """
-    if order < 1:
-        raise DataError(f"a quadrature rule needs order ≥ 1, got {order}")
     nodes, weights = _standard_rule(order)
     return like.new_tensor(nodes), like.new_tensor(weights)
 

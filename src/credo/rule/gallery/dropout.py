@@ -42,6 +42,7 @@ import torch
 from torch import Generator, Tensor
 
 from credo.autodiff.loss import Loss
+from credo.checks import Decay, checked
 from credo.errors import DataError
 from credo.families import FixedGaussian
 from credo.rule.gallery.entry import Entry
@@ -60,6 +61,7 @@ ENTRY = Entry(
 )
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Dropout:
     """Drop each unit with probability ``drop``; p, c and F are in the module's docstring.
@@ -68,13 +70,11 @@ class Dropout:
     """
 
     units: Tensor
-    drop: float
+    drop: Decay
     rate: float
     inverted: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drop < 1:
-            raise DataError(f"drop must be in [0, 1), but it is {self.drop!r}")
         if self.units.dim() != 1 or self.units.is_floating_point() or int(self.units.max()) < 0:
             raise DataError("units must be integers (P,), at least one of them not negative")
 

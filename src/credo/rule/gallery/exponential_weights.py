@@ -21,9 +21,11 @@ theorem 2.2.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from torch import Tensor
 
+from credo.checks import Count, Range, checked
 from credo.errors import DataError
 from credo.rule.families import Categorical
 from credo.rule.gallery.entry import Entry
@@ -53,12 +55,11 @@ def hedge_step(
     return step(q, (losses[..., :-1] - losses[..., -1:],), rate, temperature=temperature)
 
 
-def hedge_rate(rounds: int, experts: int) -> float:
+@checked
+def hedge_rate(rounds: Count, experts: Annotated[int, Range(2)]) -> float:
     """ρ = √(8 ln K/T), for which the regret bound is smallest: √(T ln K/2).
 
     >>> round(hedge_rate(rounds=100, experts=2), 4)
     0.2355
     """
-    if rounds < 1 or experts < 2:
-        raise DataError(f"need rounds ≥ 1 and experts ≥ 2, got {rounds} and {experts}")
     return math.sqrt(8 * math.log(experts) / rounds)

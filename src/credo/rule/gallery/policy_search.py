@@ -40,12 +40,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from credo.errors import DataError, NonFiniteError
+from credo.checks import Range, checked
+from credo.errors import NonFiniteError
 from credo.families import DiagGaussian, Gaussian
 from credo.noise import key_to_seed
 from credo.rule.expectations import MonteCarlo
@@ -68,20 +69,15 @@ EpisodeReturn = Callable[[Vector, int], float]
 """The return of an episode of policy θ (P,) that starts from this seed."""
 
 
+@checked
 @dataclass(frozen=True)
 class PolicySearch:
     """``draws`` K policies a generation, one episode each, all from the same seed."""
 
-    draws: int
+    draws: Annotated[int, Range(2)]
     step: Step
     shaping: Literal["none", "ranks"] = "none"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise DataError(f"draws must be at least 2 to compare, got {self.draws}")
-        if self.shaping not in ("none", "ranks"):
-            raise DataError(f'shaping must be "none" or "ranks", not {self.shaping!r}')
 
     @property
     def learner(self) -> Learner:

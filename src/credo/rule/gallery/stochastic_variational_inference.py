@@ -33,11 +33,12 @@ Reference: Hoffman, Blei, Wang & Paisley, "Stochastic variational inference", 20
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import finite
+from credo.checks import Count, Index, NotNegative, Range, checked
 from credo.errors import DataError
 from credo.families.base import refuse_unless
 from credo.rule.families import Categorical, Dirichlet, Gamma
@@ -56,15 +57,12 @@ ENTRY = Entry(
 )
 
 
-def robbins_monro(t: int, decay: float) -> float:
-    """ρ_t = (t + 1)^−κ for steps t = 0, 1, …; ``decay`` is κ ∈ (½, 1]."""
-    if not 0.5 < finite("decay", decay) <= 1:
-        raise DataError(
-            f"decay must be above 0.5, or the noise never dies, and at most 1, or the steps end "
-            f"before the optimum; it is {decay!r}"
-        )
-    if t < 0:
-        raise DataError(f"t counts steps from 0, but it is {t}")
+@checked
+def robbins_monro(t: Index, decay: Annotated[float, Range(0.5, 1, open_low=True)]) -> float:
+    """ρ_t = (t + 1)^−κ for steps t = 0, 1, …; ``decay`` is κ ∈ (½, 1].
+
+    With less the noise never dies, with more the steps end before the optimum.
+    """
     return float((t + 1) ** -decay)
 
 
@@ -77,6 +75,7 @@ def scale_of_batch(batch: Tensor, total: int | None, name: str) -> float:
     return total / len(batch)
 
 
+@checked
 @dataclass(frozen=True)
 class TopicModel:
     """Latent Dirichlet allocation: β_k ~ ``topic_prior`` (K, V), θ_d ~ ``document_prior`` (K,).
@@ -87,8 +86,8 @@ class TopicModel:
 
     topic_prior: Dirichlet
     document_prior: Dirichlet
-    tolerance: float = 1e-3
-    sweeps: int = 100
+    tolerance: NotNegative = 1e-3
+    sweeps: Count = 100
 
     def __post_init__(self) -> None:
         topics, shares = self.topic_prior.concentration, self.document_prior.concentration
@@ -96,11 +95,6 @@ class TopicModel:
             raise DataError(
                 "topic_prior must be over (K, V) and document_prior over (K,), got "
                 f"{tuple(topics.shape)} and {tuple(shares.shape)}"
-            )
-        if self.sweeps < 1 or not self.tolerance >= 0:
-            raise DataError(
-                "sweeps must be at least 1 and tolerance not negative, got "
-                f"{self.sweeps} and {self.tolerance}"
             )
 
     def init(self, generator: Generator | None = None) -> Dirichlet:
