@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from credo.checks import Range, Remedy, checked
 from credo.families.base import check_count, check_points
-from credo.priors.scales import FanIn, PriorRule, Scale, flat_scales, segment_scales
+from credo.priors.scales import FanIn, FlatPrior, PriorRule, Scale, flat_scales, segment_scales
 from credo.types import Segment, Vector
 
 Ratio: TypeAlias = Annotated[
@@ -114,7 +114,7 @@ def elastic_rate(scale: float, l1_ratio: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class FlatElasticNet:
+class FlatElasticNet(FlatPrior):
     """Independent densities ∝ e^(−a|w| − bw²) with a ``absolute`` and b ``square``, all (P,).
 
     Args:
@@ -126,11 +126,6 @@ class FlatElasticNet:
     absolute: Vector
     square: Vector
     scale: Vector
-
-    @property
-    def size(self) -> int:
-        """P, the number of weights."""
-        return self.scale.shape[-1]
 
     @property
     def steepness(self) -> Vector:

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from credo.checks import checked
 from credo.errors import UnsupportedError
 from credo.families.base import check_count, check_points
-from credo.priors.scales import FanIn, PriorRule, Scale, flat_scales, segment_scales
+from credo.priors.scales import FanIn, FlatPrior, PriorRule, Scale, flat_scales, segment_scales
 from credo.types import Segment, Vector
 
 Side = Literal["incoming", "outgoing"]
@@ -135,7 +135,7 @@ class GroupLasso(PriorRule):
 
 
 @dataclass(frozen=True, eq=False)
-class FlatGroupLasso:
+class FlatGroupLasso(FlatPrior):
     """Groups of weights, segment by segment: how each is laid out, its rate λ, and all scales.
 
     Args:
@@ -147,11 +147,6 @@ class FlatGroupLasso:
     layouts: tuple[GroupLayout, ...]
     rates: tuple[float, ...]
     scale: Vector
-
-    @property
-    def size(self) -> int:
-        """P, the number of weights."""
-        return self.scale.shape[-1]
 
     @property
     def log_normaliser(self) -> float:

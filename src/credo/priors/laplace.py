@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from credo.checks import checked
 from credo.families.base import check_count, check_points
-from credo.priors.scales import FanIn, PriorRule, Scale, flat_scales
+from credo.priors.scales import FanIn, FlatPrior, PriorRule, Scale, flat_scales
 from credo.types import Segment, Vector
 
 
@@ -52,7 +52,7 @@ class Laplace(PriorRule):
 
 
 @dataclass(frozen=True, eq=False)
-class FlatLaplace:
+class FlatLaplace(FlatPrior):
     """Independent centred Laplace densities with standard deviations ``scale`` (P,).
 
     Args:
@@ -60,11 +60,6 @@ class FlatLaplace:
     """
 
     scale: Vector
-
-    @property
-    def size(self) -> int:
-        """P, the number of weights."""
-        return self.scale.shape[-1]
 
     @property
     def decay(self) -> Vector:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from credo.checks import Positive, Range, Remedy, checked
 from credo.families.base import check_count, check_points
-from credo.priors.scales import PriorRule, total_size
+from credo.priors.scales import FlatPrior, PriorRule, total_size
 from credo.types import Segment, Vector
 
 
@@ -72,7 +72,7 @@ class ScaleMixture(PriorRule):
 
 
 @dataclass(frozen=True, eq=False)
-class FlatScaleMixture:
+class FlatScaleMixture(FlatPrior):
     """Independent two-normal mixtures; ``scale`` (P,) is their standard deviation.
 
     Args:
@@ -86,11 +86,6 @@ class FlatScaleMixture:
     scale1: float
     scale2: float
     scale: Vector
-
-    @property
-    def size(self) -> int:
-        """P, the number of weights."""
-        return self.scale.shape[-1]
 
     def _log_component(self, w: Vector, probability: float, scale: float) -> Vector:
         log_height = math.log(probability / scale) - 0.5 * math.log(2 * math.pi)

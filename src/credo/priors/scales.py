@@ -120,6 +120,17 @@ class PriorRule(ABC):
         return {"type": type(self).__name__, **settings_of(self)}
 
 
+class FlatPrior:
+    """What a `PriorRule` gives over a flat vector, with a standard deviation for every weight."""
+
+    scale: Vector
+
+    @property
+    def size(self) -> int:
+        """P, the number of weights."""
+        return self.scale.shape[-1]
+
+
 def scale_from_config(config: float | Json) -> Scale:
     """The scale whose config, or number, this is.
 
