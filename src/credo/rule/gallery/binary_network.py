@@ -46,7 +46,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import Decay, NotNegative, Positive, checked
+from credo.checks import Decay, NotNegative, Positive, checked, positive
 from credo.errors import NonFiniteError, UnsupportedError
 from credo.families import Delta
 from credo.model import Model
@@ -123,7 +123,7 @@ class BinaryNetwork:
         q = SignBernoulli(spread * uniform)
         prior = SignBernoulli(torch.zeros_like(uniform)) if prior is None else prior
         q.check_same_family(prior)
-        return BinaryState(model, num_data, q, q, prior)
+        return BinaryState(model, int(positive("num_data", num_data)), q, q, prior)
 
     def update(self, state: BinaryState, batch: Batch) -> BinaryState:
         """One step on a minibatch; the state is changed and returned. The net keeps the draw."""
@@ -174,7 +174,7 @@ def draw(
         return q.sample(1, generator)[0], q.half_logit.new_ones(())
     u = torch.empty_like(q.half_logit).uniform_(generator=generator)
     noise = u.clamp_(min=torch.finfo(u.dtype).tiny).logit_()
-    relaxed = SignBernoulli((noise.div_(2) + q.half_logit) / relaxation)
+    relaxed = SignBernoulli((noise.div_(2) + q.half_logit) / positive("relaxation", relaxation))
     return relaxed.mean, relaxed.variance / (relaxation * q.variance)
 
 
