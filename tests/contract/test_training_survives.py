@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -344,7 +345,7 @@ def test_degenerate_posteriors_are_told() -> None:
 
 
 def test_several_ranks_are_refused_with_the_remedy(monkeypatch) -> None:
-    monkeypatch.setattr(loop.Ranks, "several", property(lambda ranks: True))
+    monkeypatch.setattr(loop, "Ranks", lambda: SimpleNamespace(several=True))
     with pytest.raises(UnsupportedError, match=r"credo\.optim in a loop of your own"):
         fit(credo.MAP())
 

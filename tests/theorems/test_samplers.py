@@ -202,6 +202,7 @@ def test_momentum_without_metropolis_has_the_covariance_of_its_discretisation() 
     assert worst_z(draws, mean, covariance) > 8
 
 
+@pytest.mark.filterwarnings("ignore:the chains disagree")
 def test_momentum_with_full_friction_is_langevin() -> None:
     """The same noise, the same steps; rounding of 60 of them."""
     data = regression(1.0)[0]

@@ -118,7 +118,7 @@ def replica(net: nn.Module) -> nn.Module | None:
     for _ in range(_ATTEMPTS):
         try:
             return _copied(net, modules)
-        except Exception:  # noqa: BLE001, S112: any class may refuse to be copied, in its own way
+        except Exception:  # any class may refuse to be copied, in its own way
             # Or a forward pass elsewhere has just set an attribute.
             continue
     return None

@@ -20,7 +20,7 @@ noise of minibatches comes on top and is not estimated (the authors' β̂ = 0).
     >>> import torch, credo
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> model = credo.Model(torch.nn.Linear(1, 1), credo.likelihoods.Gaussian(scale=0.5))
-    >>> method = credo.SGHMC(lr=0.01, precondition=False, warmup=20)
+    >>> method = credo.SGHMC(lr=0.05, precondition=False, warmup=20)
     >>> posterior = credo.fit(model, method, (x, 3 * x), epochs=220, batch_size=32, progress=False)
     >>> len(posterior.q), round(float(posterior.mean[0]))
     (160, 3)
