@@ -62,7 +62,7 @@ Temperature: TypeAlias = NotNegative | Balanced | Callable[[float], float]
 
 DEFAULT_TEMPERATURE = Balanced(tau=0.1)
 """1 for a small model with much data, less where weights outnumber examples; by measurement, see
-docs/defaults.md."""
+docs/concepts/defaults.md."""
 
 
 def hidden_units(segments: Sequence[Segment]) -> int:

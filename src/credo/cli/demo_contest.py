@@ -48,7 +48,7 @@ CONTESTANTS: dict[str, Callable[[], Method[Any]]] = {
 """The methods of the table, in its order: default settings, and the ELBO proper between them.
 
 All have the standard normal prior. The default temperature, η = 0.1·n/P, was chosen on five data
-sets of which these digits are one (docs/defaults.md), so the last row flatters it a little.
+sets of which these digits are one (docs/concepts/defaults.md), so its row flatters it a little.
 """
 
 BATCH_SIZE = 32

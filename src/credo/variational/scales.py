@@ -53,7 +53,7 @@ from credo.packing import STORED
 from credo.types import Json, Vector
 
 SCALE_LR_RATIO = 10.0
-"""``scale_lr`` / ``lr`` when only ``lr`` is given; by measurement, see docs/defaults.md."""
+"""``scale_lr`` / ``lr`` when only ``lr`` is given; see docs/concepts/defaults.md."""
 
 FEWEST_EPOCHS = 8
 """Fewer ends of epochs don't divide a run finely enough to see its last quarter."""
