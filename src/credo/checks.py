@@ -135,6 +135,8 @@ Decay: TypeAlias = Annotated[float, Range(0, 1, open_high=True)]
 """From 0 to 1, without 1: the share that a running average keeps."""
 Probability: TypeAlias = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 """Between 0 and 1, without both."""
+Radius: TypeAlias = Annotated[float, Range(0, open_low=True, infinite=True)]
+"""A positive number; infinity is no bound."""
 Count: TypeAlias = Annotated[int, Range(1)]
 """1, 2, 3, …"""
 Index: TypeAlias = Annotated[int, Range(0)]
@@ -228,6 +230,7 @@ def checked(target: T) -> T:
                 _check_call(type(self).__name__, construct, (self, *args), kwargs, hints)
             construct(self, *args, **kwargs)
 
+        init.__signature__ = _spelled_out(target, construct)  # type: ignore[attr-defined]
         target.__init__ = init  # type: ignore[misc]
         return target
 
@@ -237,6 +240,21 @@ def checked(target: T) -> T:
         return target(*args, **kwargs)
 
     return cast(T, call)
+
+
+def _spelled_out(owner: type, construct: Callable[..., Any]) -> inspect.Signature:
+    """The constructor's signature with ``**options`` of a TypedDict as the parameters they are.
+
+    For help and editors; their defaults are those of the base class that takes them.
+    """
+    signature = inspect.signature(construct)
+    *others, rest = signature.parameters.values()
+    if rest.kind is not rest.VAR_KEYWORD or "Unpack" not in str(rest.annotation):
+        return signature
+    base = inspect.signature(owner.__mro__[1].__init__)  # type: ignore[misc]
+    names = _hints(construct).keys() - signature.parameters.keys()
+    spelled = [parameter for name, parameter in base.parameters.items() if name in names]
+    return signature.replace(parameters=[*others, *spelled])
 
 
 def constraints_of(function: Callable[..., Any]) -> dict[str, Any]:

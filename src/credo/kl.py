@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from credo.checks import Range, checked
 from credo.errors import DataError, UnsupportedError
-from credo.families import Atomic, DiagGaussian, Gaussian
+from credo.families import Atomic, DiagGaussian, EigenKroneckerGaussian, Gaussian
 from credo.priors import FlatLaplace
 from credo.types import FlatDistribution, Vector
 
@@ -117,6 +117,9 @@ def _expected_log_prob(q: Gaussian, p: DiagGaussian) -> Tensor:
 def kl_per_segment(q: FlatDistribution, p: FlatDistribution, sizes: Sequence[int]) -> Tensor:
     """KL(q‖p) split over consecutive segments of these sizes, (len(sizes),).
 
+    Weights of different segments have to be independent under both: q is one of the closed forms,
+    or an `EigenKroneckerGaussian` whose blocks lie within segments.
+
     >>> q = DiagGaussian(torch.tensor([1.0, 0.0, 2.0]), torch.tensor(1.0))
     >>> p = DiagGaussian(torch.zeros(3), torch.tensor(1.0))
     >>> kl_per_segment(q, p, [2, 1])
@@ -131,8 +134,9 @@ def kl_per_segment(q: FlatDistribution, p: FlatDistribution, sizes: Sequence[int
     sums, start = [], 0
     for size in sizes:
         # In pieces, because a closed form makes several temporaries of its length.
-        pieces = range(start, start + size, _MAX_TERMS)
-        parts = [slice(at, min(at + _MAX_TERMS, start + size)) for at in pieces]
+        most = size or 1 if isinstance(q, EigenKroneckerGaussian) else _MAX_TERMS
+        pieces = range(start, start + size, most)
+        parts = [slice(at, min(at + most, start + size)) for at in pieces]
         sums.append(
             sum((kl(_part(q, place), _part(p, place)) for place in parts), q.scale.new_zeros(()))
         )
@@ -164,6 +168,8 @@ def kl_monte_carlo(
 
 def _part(distribution: Any, place: slice) -> Any:
     """The same distribution over some of its weights; closed forms treat weights independently."""
+    if isinstance(distribution, EigenKroneckerGaussian):
+        return distribution.part(place)
     vectors = {f.name: getattr(distribution, f.name) for f in dataclasses.fields(distribution)}
     return type(distribution)(**{name: vector[place] for name, vector in vectors.items()})
 

@@ -10,7 +10,8 @@ rank: nothing has to be saved to resume, and nothing depends on the order of cal
   equal-mass quantiles of N(0, 1), rescaled to variance one (largest |z| 3.8, kurtosis 2.99); the
   pairs lie on a rank-1 lattice, the two-dimensional point set of low discrepancy, so that mixed
   moments vanish too. Pairs are independent of each other, within a step and between steps. About
-  2 ns a number inside a training step, a third of torch's.
+  2 ns a number inside a training step, a third of torch's. Below 2¹³ weights beginning takes longer
+  than drawing: there it is torch's, and up to 2¹⁰ the noise of sixteen steps is drawn at once.
 * ``"pool"``: a window of a pool of 2²⁰ numbers of torch's, at an offset and with a sign that change
   with every key, while 2¹⁴ of the pool are drawn anew at every fourth step. A number is thus used
   by P/2¹² weights, another one each time: the noise of one weight stays uncorrelated from step to
@@ -44,6 +45,10 @@ Draws: TypeAlias = Literal["normal", "table", "pool"]
 
 TABLE_BITS = 13
 TABLE_BLOCK = 1 << 15
+TABLE_FROM = 1 << 13
+FEW = 1 << 10
+FEW_STEPS = 16
+"""Vectors of up to so many numbers are drawn for so many steps at once."""
 POOL_SIZE = 1 << 20
 POOL_TURNS = 64
 STEPS_PER_TURN = 4
@@ -125,9 +130,10 @@ class GeneratorNoise(NoiseSource):
 
 
 class TableNoise(NoiseSource):
-    """Pairs of normals looked up by 13 random bits; elsewhere than float32 on a CPU, torch's own.
+    """Pairs of normals looked up by 13 random bits; of few, or on GPUs or in float64, torch's own.
 
-    The bits come from SFC64, the fastest of numpy's generators, seeded by the key.
+    The bits come from SFC64, the fastest of numpy's generators, seeded by the key. The first number
+    of a key is taken as the step.
 
     Args:
         seed: Where all its randomness comes from.
@@ -136,11 +142,29 @@ class TableNoise(NoiseSource):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._elsewhere = GeneratorNoise(seed)
+        self._ahead: dict[tuple[int, ...], tuple[Vector, ...]] = {}
+        self._turn = -1
 
     def draw(self, out: Vector, *key: int) -> Vector:
-        """Overwrite ``out`` with the noise of this key."""
-        if not _is_plain(out):
+        """The noise of this key: in ``out``, or in memory of its own where numbers are few."""
+        size = out.numel()
+        if FEW < size < TABLE_FROM or not _is_plain(out):
             return self._elsewhere.draw(out, *key)
+        if size > FEW or not key:
+            return self._fill(out, key)
+        turn, place = divmod(key[0], FEW_STEPS)
+        if turn != self._turn:
+            self._turn = turn
+            self._ahead.clear()
+        rest = (size, *key[1:])
+        rows = self._ahead.get(rest)
+        if rows is None:
+            block = torch.empty(FEW_STEPS * (size + size % 2))
+            rows = tuple(self._fill(block, (turn, *rest)).view(FEW_STEPS, -1)[:, :size].unbind())
+            self._ahead[rest] = rows
+        return rows[place]
+
+    def _fill(self, out: Vector, key: tuple[int, ...]) -> Vector:
         numbers: NDArray[np.float32] = out.numpy()
         slots = numbers[: len(numbers) // 2 * 2].view(np.float64)
         bits = np.random.SFC64(key_to_seed(self.seed, *key))

@@ -64,6 +64,10 @@ DEFAULT_TEMPERATURE = Balanced(tau=0.1)
 """1 for a small model with much data, less where weights outnumber examples; by measurement, see
 docs/concepts/defaults.md."""
 
+NATURAL_TEMPERATURE = Balanced(tau=0.3)
+"""Of the natural-gradient optimizers and methods, whose scales stay nearer to their start than VI's
+in runs of usual length, so that they can bear more; see docs/concepts/optimizers.md."""
+
 
 def hidden_units(segments: Sequence[Segment]) -> int:
     """Outputs of all weight matrices but the last layer's; at least 1.

@@ -14,7 +14,7 @@ from credo import noise
 from credo.autodiff.seam import survey
 from credo.errors import UnsupportedError
 from credo.network import bind, select
-from credo.variational.estimators import GaussianStep
+from credo.variational.estimators import GaussianStep, activation_noise
 from credo.variational.estimators.activation_noise import Flipout, LocalReparameterisation, signs
 
 ESTIMATORS = [LocalReparameterisation, Flipout]
@@ -370,6 +370,40 @@ def test_channels_last_is_kept_and_filled_completely():
     assert outputs[1].is_contiguous(memory_format=torch.channels_last)
     assert ((outputs[1] - outputs[0]) != 0).all()
     assert grads.isfinite().all()
+
+
+def test_noise_that_is_a_window_of_a_pool_is_only_read():
+    """Outputs of 2¹⁷ numbers: below that the pool is a table, which writes into memory it is given.
+
+    A pool that was written would give another gradient when the same key is drawn again.
+    """
+    net = nn.Linear(1, 2**10)
+    flat = bind(net)
+    random, x = select(flat.segments), torch.randn(2**7, 1)
+    estimator = LocalReparameterisation(noise.source("pool", seed=0))
+    gradients = []
+    for _ in range(2):
+        gradients.append(torch.empty(2, random.size))
+        estimator.gradients(
+            GaussianStep(
+                flat, random, random.read(flat.vector), torch.full((2**11,), 0.1),
+                lambda: net(x).square().mean(), kl_weight=1.0, samples=1, key=(0,),
+                grad_mean=gradients[-1][0], grad_scale=gradients[-1][1],
+            )
+        )  # fmt: skip
+    assert torch.equal(*gradients)
+
+
+def test_a_variance_below_zero_counts_as_none():
+    """As fast convolutions round it: no noise there, no slope, and the rest unharmed."""
+    mean = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    quarter = torch.tensor([-1e-9, 0.0, 0.25], dtype=torch.float64, requires_grad=True)
+    noise_drawn = torch.tensor([2.0, -3.0, 4.0], dtype=torch.float64)
+    out = activation_noise._WithNoise.apply(mean.clone(), quarter, noise_drawn)
+    out.sum().backward()
+    assert out.tolist() == [0.0, 0.0, 4.0]
+    assert quarter.grad.tolist() == [0.0, 0.0, 8.0]
+    assert mean.grad.tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("count", [1, 8, 13, 4096])

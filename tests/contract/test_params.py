@@ -336,6 +336,7 @@ def test_training_binds_once(method, network, monkeypatch) -> None:
     assert [module for module in bindings if id(module) in own] == [net]
 
 
+@pytest.mark.filterwarnings("ignore:norm layers are random here")
 @pytest.mark.parametrize("network", ["mlp", "layer norm"])
 def test_an_optimizer_of_bare_parameters_and_a_model_share_the_network(network) -> None:
     """Built in either order, used in turn, they are what they are alone."""

@@ -13,7 +13,14 @@ from torch import distributions
 
 from credo import kl as kl_module
 from credo.errors import DataError, UnsupportedError
-from credo.families import Delta, DiagGaussian, Empirical, FullGaussian
+from credo.families import (
+    Delta,
+    DiagGaussian,
+    EigenBlock,
+    EigenKroneckerGaussian,
+    Empirical,
+    FullGaussian,
+)
 from credo.kl import has_closed_form, kl, kl_monte_carlo, kl_per_segment, kl_terms
 from credo.priors import FlatLaplace, Laplace, Normal, ScaleMixture
 from credo.rule.families import SignBernoulli
@@ -103,6 +110,22 @@ def test_segments_sum_to_the_total() -> None:
     parts = kl_per_segment(q, p, [1, 3, 2])
     torch.testing.assert_close(parts.sum(), kl(q, p))
     torch.testing.assert_close(parts[1], kl_terms(q, p)[1:4].sum())
+
+
+def test_segments_of_an_eigen_kronecker_q_are_its_blocks() -> None:
+    """Its own KL to the same prior over those weights alone; a segment across blocks is refused."""
+    values = torch.arange(1.0, 7.0, dtype=F64).reshape(2, 3)
+    basis = torch.linalg.qr(torch.arange(9.0, dtype=F64).reshape(3, 3).cos()).Q
+    blocks = (EigenBlock(None, basis, values), EigenBlock(None, None, values[:, :1]))
+    q = EigenKroneckerGaussian(torch.linspace(-1, 1, 8, dtype=F64), blocks)
+    p = DiagGaussian(torch.zeros(8, dtype=F64), torch.linspace(0.5, 2, 8, dtype=F64))
+    parts = kl_per_segment(q, p, [6, 2])
+    torch.testing.assert_close(parts.sum(), kl(q, p))
+    first = EigenKroneckerGaussian(q.mean[:6], blocks[:1])
+    torch.testing.assert_close(parts[0], kl(first, DiagGaussian(p.mean[:6], p.scale[:6])))
+    torch.testing.assert_close(kl_per_segment(q, p, [8, 0])[0], kl(q, p))
+    with pytest.raises(DataError, match="from 0 to 3 are not whole blocks"):
+        kl_per_segment(q, p, [3, 5])
 
 
 @pytest.mark.parametrize("sizes", [[1, 2], [], [7, -1]])

@@ -63,6 +63,21 @@ def test_steps_are_uncorrelated(draws: torch.Tensor) -> None:
     assert (squares @ squares.T / N).fill_diagonal_(0).abs().max() < 5 * 2 / math.sqrt(N)
 
 
+def test_few_numbers_are_drawn_ahead_and_are_those_of_their_key() -> None:
+    """In any order of steps and samples; over 2,000 steps within 5 standard errors of N(0, I)."""
+    size, steps = 601, 2000
+    noise, other = source("table", seed=7), source("table", seed=7)
+    z = torch.stack([noise.draw(torch.empty(size), step, 0).clone() for step in range(steps)])
+    for step in (1999, 3, 17, 4, 3):
+        other.draw(torch.empty(size), step, 1)
+        assert torch.equal(other.draw(torch.empty(size), step, 0), z[step])
+        assert not torch.equal(other.draw(torch.empty(size), step, 1), z[step])
+    assert abs(float(z.mean())) < 5 / math.sqrt(z.numel())
+    assert abs(float(z.square().mean()) - 1) < 5 * math.sqrt(2 / z.numel())
+    for products in (z[1:] * z[:-1], z[:, 1:] * z[:, :-1], z[16:] * z[:-16]):
+        assert abs(float(products.mean())) < 5 / math.sqrt(products.numel())
+
+
 def test_the_table_is_exact_in_its_marginals() -> None:
     pairs = _pairs().view(np.float32).reshape(-1, 2).astype(np.float64)
     for column in pairs.T:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any, Protocol
 
 import torch
@@ -54,12 +54,23 @@ Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of input, weight and bias."""
 
 
+SMALL = 2**16
+"""Numbers of a dense layer, its input included, for which calls are what costs."""
+
+_NOT_INPUT = (False, True, True)
+
+_ONCE = torch._C._functions.DelayedError(
+    b"trying to differentiate twice a function that was marked with @once_differentiable", 1
+)
+"""The identity, whose own gradient is that error: as for a `SquaringNode`."""
+
+
 class Accumulator(Watched):
     """Where the squares of one parameter are added up, and how this pass uses it."""
 
     def __init__(self, segment: Segment, parameter: nn.Parameter, squares: Tensor) -> None:
         super().__init__(segment, parameter)
-        self.squares, self.fresh = squares, True
+        self.squares, self.fresh, self.length = squares, True, len(squares)
         self.arm()
 
     def arm(self) -> None:
@@ -89,7 +100,7 @@ class Accumulator(Watched):
                 "apart any more. Run the forward pass again instead."
             )
         self._added.append(rows)
-        if overwrite and self.fresh and len(rows) == len(self.squares):
+        if overwrite and self.fresh and len(rows) == self.length:
             self.fresh = False
             return self.squares, 0.0
         if self.fresh:
@@ -180,7 +191,16 @@ class Harvest(Protocol):
 
 
 class SquaringNode(torch.autograd.Function):
-    """A layer in the autograd graph: ``SquaringNode.apply(harvest, layer, x, weight, bias)``."""
+    """A layer in the autograd graph: ``SquaringNode.put(harvest, layer, x, weight, bias)``."""
+
+    @classmethod
+    def put(cls, *args: Any) -> Tensor:
+        """``apply`` without its preparations for functorch, which take as long as a small layer."""
+        base: Any = cls
+        if not torch._C._are_functorch_transforms_active():
+            base = super(torch.autograd.Function, cls)
+        result: Tensor = base.apply(*args)
+        return result
 
     @staticmethod
     def forward(
@@ -205,6 +225,51 @@ class SquaringNode(torch.autograd.Function):
             return None, None, *squaring_backward(layer, g, x, weight, needs, factor)
 
 
+def put_dense(
+    harvest: Harvest, layer: Linear, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """A small dense layer as torch has it, with a hook that squares: faster than a `SquaringNode`.
+
+    The hook holds ``x`` until the graph is gone, where a node lets it go in the backward pass.
+    """
+    out = F.linear(x, weight, bias)
+    if out.grad_fn is not None:
+        out.grad_fn.register_prehook(partial(_reach_dense, harvest, layer, x, weight))
+    return out
+
+
+def is_small(x: Tensor, weight: Tensor) -> bool:
+    """Whether a dense layer may be `put_dense`: one position per example, and nobody else's graph.
+
+    Checkpoints have to meet nodes, which refuse them; functorch does not know hooks.
+    """
+    return (
+        x.dim() == 2
+        and x.numel() + weight.numel() <= SMALL
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _reach_dense(
+    harvest: Harvest, layer: Linear, x: Tensor, weight: Tensor, gradients: tuple[Tensor | None, ...]
+) -> tuple[Tensor] | None:
+    g = gradients[0]
+    factor = None if g is None else harvest.begin(x.shape[0])
+    if g is None or factor is None:
+        return None
+    differentiable = torch.is_grad_enabled()
+    if differentiable or torch.is_autocast_enabled(g.device.type):
+        with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
+            squaring_backward(layer, g, x, weight, _NOT_INPUT, factor)
+    elif _is_alone(layer.weight) and _is_alone(layer.bias):
+        _square_rows(layer, g, x, _NOT_INPUT, factor)
+    else:
+        squaring_backward(layer, g, x, weight, _NOT_INPUT, factor)
+    # A second derivative would pass here again, and its squares are nobody's.
+    return (_ONCE(g.detach().requires_grad_()),) if differentiable else None
+
+
 @singledispatch
 def squaring_backward(
     layer: Layer, g: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool], factor: float | None
@@ -220,6 +285,9 @@ def _(
     # One more matrix product than the layer's own.
     by_input = g @ weight if needs[0] else None
     if x.dim() == 2:
+        if factor is not None and _is_alone(layer.weight) and _is_alone(layer.bias):
+            _square_rows(layer, g, x, needs, factor)
+            return by_input, g.t() @ x if needs[1] else None, g.sum(0) if needs[2] else None
         a, g = x.unsqueeze(1), g.unsqueeze(1)
     else:
         count = x.shape[layer.example_dim]
@@ -233,6 +301,28 @@ def _(
             settle_whole(layer.bias, factor, summed)
         by_bias = summed.sum(0)
     return by_input, by_weight, by_bias
+
+
+def _is_alone(part: Part | None) -> bool:
+    """Whether squares can be added at once, if there are any to add."""
+    return part is None or not (accumulator(part).shared or part.watched.excluded is not None)
+
+
+def _square_rows(layer: Linear, g: Tensor, a: Tensor, needs: Sequence[bool], factor: float) -> None:
+    """One position per example, one use: the usual case, in the fewest calls."""
+    g2: Tensor | None = None
+    if layer.weight is not None and needs[1]:
+        squares, beta = accumulator(layer.weight).open(layer.weight.rows, overwrite=True)
+        g2 = g.to(squares.dtype).square()
+        a2 = a.to(squares.dtype).square()
+        torch.addmm(squares, g2.t(), a2, beta=beta, alpha=factor, out=squares)
+    if layer.bias is not None and needs[2]:
+        squares, beta = accumulator(layer.bias).open(layer.bias.rows, overwrite=True)
+        total = (g.to(squares.dtype).square() if g2 is None else g2).sum(0)
+        if beta:
+            squares.add_(total, alpha=factor)
+        else:
+            torch.mul(total, factor, out=squares)
 
 
 def _linear_by_weight(

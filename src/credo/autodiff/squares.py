@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -52,13 +52,20 @@ from torch.utils.hooks import RemovableHandle
 
 from credo.autodiff.layer_calls import (
     LayerCall,
+    Linear,
     NetworkCall,
     Watch,
     Watched,
     example_dims,
     tensors_in,
 )
-from credo.autodiff.layer_squares import Accumulator, SquaringNode, accumulator
+from credo.autodiff.layer_squares import (
+    Accumulator,
+    SquaringNode,
+    accumulator,
+    is_small,
+    put_dense,
+)
 from credo.checks import checked
 from credo.errors import DataError, UnsupportedError
 from credo.network.selection import Selection
@@ -114,8 +121,9 @@ class Squares:
             parameter = flat.parameter_at[segment.start]
             view = self._total[places[segment.name]].view(segment.shape or (1,))
             self._by_id[id(parameter)] = Accumulator(segment, parameter, view)
-        self._count = 0
+        self._count = self._passes = 0
         self._armed = self._replaying = self._surveyed = False
+        self._watch = Watch(self)
         self._depth = 0
         self._call: NetworkCall | None = None
         self._told: set[Accumulator] = set()
@@ -128,9 +136,14 @@ class Squares:
         """Number of examples harvested since `reset`; one drawn twice counts twice."""
         return self._count
 
+    @property
+    def passes(self) -> int:
+        """Number of backward passes since `reset`."""
+        return self._passes
+
     def reset(self) -> None:
         """Discard what was harvested: after a step, or when a GradScaler found infinities."""
-        self._count = 0
+        self._count = self._passes = 0
         for watched in self._by_id.values():
             watched.fresh = True
 
@@ -178,7 +191,6 @@ class Squares:
         self._flat.check()
         self._depth, self._call = 0, None
         for watched in self._by_id.values():
-            watched.arm()
             self._grads_before[watched] = _grad_state(watched)
         handles: list[RemovableHandle] = []
         try:
@@ -186,7 +198,7 @@ class Squares:
             handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
             handles.append(module.register_forward_hook(self._leave, always_call=True))
             self._armed = True
-            with Watch(self):
+            with self._watch:
                 yield
         finally:
             self._armed = False
@@ -222,8 +234,10 @@ class Squares:
                 accumulator(part).note_use(part.rows)
         if all(part.watched.excluded is not None for part in parts):
             return call.plain()
-        apply: Callable[..., Tensor] = SquaringNode.apply
-        return apply(self, layer, call.inputs, call.weight, call.bias)
+        x, weight, bias = call.inputs, call.weight, call.bias
+        if isinstance(layer, Linear) and is_small(x, weight):
+            return put_dense(self, layer, x, weight, bias)
+        return SquaringNode.put(self, layer, x, weight, bias)
 
     def exclude(self, watched: Watched, reason: str) -> None:
         """From now on this parameter's gradients come from running each example alone."""
@@ -267,7 +281,8 @@ class Squares:
         self._depth += 1
         if self._depth > 1 or self._replaying or not torch.is_grad_enabled():
             return
-        self._call = NetworkCall(module, args, kwargs)
+        with torch._C.DisableTorchFunction():  # or the mode would see every look at a shape
+            self._call = NetworkCall(module, args, kwargs)
         if not self._surveyed and self._call.examples:
             self._replaying = self._surveyed = True
             try:
@@ -336,13 +351,16 @@ class Squares:
                 self._replaying = False
         self._check_all_used()
         self._count += self._pass_examples
+        self._passes += 1
         self._close_pass()
 
     def _check_all_used(self) -> None:
         """Refuse a parameter that got a gradient by a way that was not seen."""
         for watched in self._by_id.values():
+            if watched.used:
+                continue
             now = _grad_state(watched)
-            if not watched.used and now is not None and now != self._grads_before[watched]:
+            if now is not None and now != self._grads_before[watched]:
                 raise UnsupportedError(
                     f"{watched.segment.name} got a gradient, but no use of it was seen while "
                     "armed: it was used before arming, in compiled or scripted code, or under "

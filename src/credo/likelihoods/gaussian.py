@@ -6,9 +6,10 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from credo.checks import Positive, checked
-from credo.likelihoods.base import Regression
+from credo.likelihoods.base import Regression, match_shape
 from credo.types import Json
 
 
@@ -54,6 +55,15 @@ class Gaussian(Regression):
             fixed = torch.full((), self._fixed_scale, dtype=outputs.dtype, device=outputs.device)
             return outputs, fixed
         return outputs, self.log_scale.exp().to(outputs.dtype)
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over examples of −log p(y | f), a scalar; with a fixed scale a mean square."""
+        if self.log_scale is not None or outputs.dim() == 0 or not len(outputs):
+            return super().mean_nll(outputs, targets)
+        scale, numbers = self._fixed_scale, outputs.numel() // len(outputs)
+        squares = F.mse_loss(outputs, match_shape(outputs, targets).to(outputs.dtype))
+        constant = numbers * (math.log(scale) + 0.5 * math.log(2 * math.pi))
+        return squares * (0.5 * numbers / scale**2) + constant
 
     def hessian(self, outputs: Tensor) -> Tensor:
         """Λ = I / scale², (B, D, D), D = 1 for outputs (B,): it doesn't depend on y."""

@@ -85,7 +85,8 @@ class FlatParams:
             self._home = [self.vector[s.slice].view(s.shape) for s in self.segments]
             for parameter, view in zip(self.parameters, self._home, strict=True):
                 parameter.data = view
-        self._addresses = [view.data_ptr() for view in self._home]
+        self._homes = [view.data_ptr() for view in self._home]
+        self._addresses = [*self._homes]
 
     @property
     def module(self) -> nn.Module:
@@ -140,7 +141,6 @@ class FlatParams:
                 self._addresses[index] = draw.addresses[id(parameter)]
         self.tell()
 
-    @torch.no_grad()
     def show_home(self, draw: Draw) -> None:
         """Make the draw's parameters views of the buffer again, also after half a `show`.
 
@@ -149,15 +149,17 @@ class FlatParams:
         Args:
             draw: What was shown.
         """
-        for index, (parameter, home) in enumerate(zip(self.parameters, self._home, strict=True)):
+        dtype = self.vector.dtype
+        for index, parameter in enumerate(self.parameters):
             shown = draw.addresses.get(id(parameter))
             if shown is None:
                 continue
-            self._addresses[index] = home.data_ptr()
-            if parameter.dtype == home.dtype and parameter.data_ptr() in (shown, home.data_ptr()):
-                parameter.data = home
+            address = self._addresses[index] = self._homes[index]
+            if parameter.dtype == dtype and parameter.data_ptr() in (shown, address):
+                parameter.data = self._home[index]
             else:
-                parameter.copy_(home)
+                with torch.no_grad():
+                    parameter.copy_(self._home[index])
         self.tell()
 
     def gradient(self, selection: Selection, out: Vector) -> Vector:
@@ -188,6 +190,10 @@ class FlatParams:
         with torch.no_grad():
             return torch.cat(pieces, out=out)
 
+    def is_in_place(self) -> bool:
+        """Whether no parameter was moved or re-typed: what `check` costs least to see."""
+        return [parameter.data_ptr() for parameter in self.parameters] == self._addresses
+
     def forget_gradients(self) -> None:
         """Clear what earlier backward passes left, before a method adds up its own."""
         for parameter in self.parameters:
@@ -199,9 +205,12 @@ class FlatParams:
         for place, segment, address in zip(
             self._places, self.segments, self._addresses, strict=True
         ):
-            now = place.owner._parameters.get(place.attribute)
+            # Not by ``owner``, because this runs at every step.
+            owner = place._owner()
+            now = None if owner is None else owner._parameters.get(place.attribute)
             if (
-                now is not place.parameter
+                now is None
+                or now is not place.parameter
                 or now.data_ptr() != address
                 or now.dtype != dtype
                 or not now.requires_grad
@@ -226,6 +235,41 @@ class FlatParams:
         for parameter, address in zip(self.parameters, self._addresses, strict=True):
             if parameter.data_ptr() == address:
                 parameter.data = parameter.data.clone()
+
+
+class Gathering:
+    """`FlatParams.gradient` into the same vector again and again, for the steps of a training.
+
+    A parameter that has no gradient may have been replaced or frozen: only then all is checked.
+    """
+
+    __slots__ = ("_flat", "_out", "_parameters", "_selection", "_views")
+
+    def __init__(self, flat: FlatParams, selection: Selection, out: Vector) -> None:
+        self._flat, self._selection, self._out = flat, selection, out
+        self._parameters = [flat.parameter_at[s.start] for s in selection.segments]
+        sizes = [s.size for s in selection.segments]
+        self._views = [
+            part.view(s.shape) for part, s in zip(out.split(sizes), selection.segments, strict=True)
+        ]
+
+    def take(self) -> Vector:
+        """Move the gradients into the vector and clear them.
+
+        Returns:
+            The vector.
+        """
+        grads = []
+        for parameter in self._parameters:
+            grad = parameter.grad
+            if grad is None or grad.is_sparse:
+                self._flat.check()
+                return self._flat.gradient(self._selection, self._out)
+            grads.append(grad)
+        for parameter in self._parameters:
+            parameter.grad = None
+        torch._foreach_copy_(self._views, grads)
+        return self._out
 
 
 class Draw:

@@ -19,11 +19,13 @@ References: Blundell et al. 2015 (shares); Huix et al. 2022 (η); Book 2020 (sha
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from credo.checks import Count, NotNegative, checked
 from credo.families import DiagGaussian
@@ -74,6 +76,8 @@ def kl_weights(rule: KLWeights, num_batches: Count) -> NDArray[np.float64]:
 Stretch: TypeAlias = tuple[slice, float, float]
 """A part of the vector, its 1/s² and its m."""
 
+SMALL = 1 << 15
+"""So many weights take less time than the calls that go over them stretch by stretch."""
 MOST_STRETCHES = 256
 """Beyond this many, one pass with a vector of precisions is cheaper than a call per stretch."""
 
@@ -91,7 +95,7 @@ class PriorTerm(Protocol):
 def prior_term(prior: FlatDistribution) -> PriorTerm:
     """The fastest exact form for this prior."""
     if isinstance(prior, DiagGaussian):
-        stretches = _constant_stretches(prior)
+        stretches = _constant_stretches(prior) if prior.size > SMALL else []
         return LayerwisePriorTerm(stretches) if stretches else GaussianPriorTerm(prior)
     return ClosedFormPriorTerm(prior)
 
@@ -100,13 +104,15 @@ class GaussianPriorTerm:
     """½ Σ [(μ − m)² + σ²]/s² + const: gradients (μ − m)/s² and σ/s²."""
 
     def __init__(self, prior: DiagGaussian) -> None:
-        self.precision, self.center = prior.scale.pow(-2), prior.mean
+        self.precision = prior.scale.pow(-2)
+        self.center = prior.mean if bool(prior.mean.any()) else None
 
     def add_gradients_(
         self, mean: Vector, scale: Vector, weight: float, grad_mean: Vector, grad_scale: Vector
     ) -> None:
         """Add ``weight`` times the gradients with respect to mean and scale."""
-        grad_mean.addcmul_(self.precision, mean - self.center, value=weight)
+        distance = mean if self.center is None else mean - self.center
+        grad_mean.addcmul_(self.precision, distance, value=weight)
         grad_scale.addcmul_(self.precision, scale, value=weight)
 
 
@@ -151,12 +157,18 @@ class ClosedFormPriorTerm:
 def chain_to_rho_(grad_scale: Vector, scale: Vector, link: Link, entropy_weight: float) -> None:
     """Turn ∂/∂σ into ∂/∂ρ in place, subtracting ``entropy_weight`` times ∂H(q)/∂ρ."""
     if link.name == "exp":
-        minus = torch.full((), -entropy_weight, dtype=scale.dtype, device=scale.device)
+        minus = _number(-entropy_weight, scale.dtype, scale.device)
         torch.addcmul(minus, grad_scale, scale, out=grad_scale)
         return
     # softplus: dσ/dρ = sigmoid(ρ) = 1 − e^(−σ)
     slope = -torch.expm1(-scale)
     grad_scale.sub_(scale.reciprocal(), alpha=entropy_weight).mul_(slope)
+
+
+@lru_cache(maxsize=16)
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As a tensor, which is the same at every step and never written."""
+    return torch.full((), value, dtype=dtype, device=device)
 
 
 def _constant_stretches(prior: DiagGaussian) -> list[Stretch]:

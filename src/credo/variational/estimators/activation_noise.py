@@ -31,6 +31,7 @@ weight noise, W = M + σ∘ε once per draw, and a warning names them once.
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -89,7 +90,7 @@ class ActivationNoise(ABC):
     def _draw(
         self, step: GaussianStep, routes: _Routes, sampled_mean: Vector, sample: int
     ) -> float:
-        key = (*step.key, sample)
+        key = step.key_of(sample)
         slope = self._prepare(routes.values, part(routes.through, step.scale), key)
         noise = torch.empty_like(sampled_mean)
         if routes.sampled.size:
@@ -158,15 +159,15 @@ class LocalReparameterisation(ActivationNoise):
             nonlocal calls
             calls += 1
             weight, bias = leaves[id(call.weight)], leaves.get(id(call.bias))
-            mean = affine(call, call.inputs, call.weight, call.bias)
+            mean = call.apply(call.inputs, call.weight, call.bias)
             device = mean.device.type
             if torch.is_autocast_enabled(device):
                 # Squares of half-precision numbers leave its range: stay in the leaves' dtype.
                 with torch.autocast(device, enabled=False):
                     squares = call.inputs.to(weight.dtype).square()
-                    quarter = affine(call, squares, weight, bias).to(mean.dtype)
+                    quarter = call.apply(squares, weight, bias).to(mean.dtype)
             else:
-                quarter = affine(call, call.inputs.square(), weight, bias)
+                quarter = call.apply(call.inputs.square(), weight, bias)
             # Dense in any memory format, so it can be drawn as one line of numbers.
             line = torch.empty_like(mean).as_strided((mean.numel(),), (1,))
             line = self.noise.draw(line, *key, calls)
@@ -201,30 +202,31 @@ class Flipout(ActivationNoise):
                 generator = torch.Generator(call.inputs.device)
                 generator.manual_seed(key_to_seed(self.noise.seed, *key))
             weight, bias = leaves[id(call.weight)], leaves.get(id(call.bias))
-            mean = affine(call, call.inputs, call.weight, call.bias)
+            mean = call.apply(call.inputs, call.weight, call.bias)
             flips = signs(call.per_feature(call.inputs), call.inputs, generator)
-            perturbation = affine(call, call.inputs * flips, weight, bias)
+            perturbation = call.apply(call.inputs * flips, weight, bias)
             flips = signs(call.per_feature(mean), mean, generator)
-            return torch.addcmul(mean, perturbation, flips)
+            return _Flipped.apply(mean, perturbation, flips)  # type: ignore[no-untyped-call]
 
         return flipped
 
 
 class _WithNoise(torch.autograd.Function):
-    """mean + 2√quarter ∘ noise; overwrites ``quarter`` and ``noise``, which nobody else needs.
+    """mean + 2√quarter ∘ noise, in the memory of ``mean``, which nobody else needs.
 
     Where the variance is zero (all inputs of a unit are zero) the noise is zero whatever σ is, so
     its derivative is taken as zero: 1/√0 would make NaN of it. Fast convolutions may also round a
-    tiny variance below zero; that counts as zero too.
+    tiny variance below zero; that counts as zero too. Infinity in the place of both makes the slope
+    noise/√quarter zero, and with it the noise quarter ∘ slope, without another pass.
     """
 
     @staticmethod
     def forward(ctx, mean, quarter, noise):  # type: ignore[no-untyped-def]
-        half = quarter.clamp_min_(0.0).sqrt_()
-        out = torch.addcmul(mean, half, noise, value=2.0)
-        slope = noise.div_(half).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        root = F.threshold(quarter, 0.0, math.inf).sqrt_()
+        slope = torch.div(noise, root, out=root)
         ctx.save_for_backward(slope)
-        return out
+        ctx.mark_dirty(mean)
+        return mean.addcmul_(quarter, slope, value=2.0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -233,50 +235,20 @@ class _WithNoise(torch.autograd.Function):
         return gradient, gradient * slope, None
 
 
-def affine(call: Affine, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``call.apply``, with a faster gradient for the convolution that grey images meet first."""
-    thin = (
-        call.function is F.conv2d
-        and inputs.dim() == 4
-        and inputs.shape[1] == 1
-        and weight.shape[0] % 8 != 0
-        and not inputs.requires_grad
-        and inputs.device.type == "cpu"
-        and inputs.dtype == weight.dtype
-        and not call.keywords
-        and not (len(call.options) > 1 and isinstance(call.options[1], str))
-        and not torch.is_autocast_enabled("cpu")
-    )
-    if thin:
-        return _ThinConvolution.apply(inputs, weight, bias, *call.options)  # type: ignore[no-untyped-call]
-    return call.apply(inputs, weight, bias)
-
-
-class _ThinConvolution(torch.autograd.Function):
-    """conv2d of one input channel, whose weight gradient is taken as a convolution as well.
-
-    ∂/∂W[o, i] = Σ_n,p g[n, o, p] x[n, stride·p + dilation·i − padding] convolves x with g, examples
-    playing the channels, stride and dilation swapped. The CPU library's own kernel for one input
-    and an odd number of output channels was four times slower (6 filters of 5 × 5 on 28 × 28
-    pixels), which made up a third of LeNet's step.
-    """
+class _Flipped(torch.autograd.Function):
+    """mean + perturbation ∘ flips, in the memory of ``mean``, which nobody else needs."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, stride=1, padding=0, dilation=1, groups=1):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x)
-        ctx.geometry = (dilation, padding, stride)
-        ctx.kernel = weight.shape[2:]
-        return F.conv2d(x, weight, bias, stride, padding, dilation)
+    def forward(ctx, mean, perturbation, flips):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(flips)
+        ctx.mark_dirty(mean)
+        return mean.addcmul_(perturbation, flips)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        (x,) = ctx.saved_tensors
-        height, width = ctx.kernel
-        swapped = F.conv2d(x.transpose(0, 1), gradient.transpose(0, 1), None, *ctx.geometry)
-        by_weight = swapped.transpose(0, 1)[:, :, :height, :width]
-        by_bias = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
-        return (None, by_weight, by_bias, None, None, None, None)[: len(ctx.needs_input_grad)]
+        (flips,) = ctx.saved_tensors
+        return gradient, gradient * flips, None
 
 
 def signs(shape: list[int], like: Tensor, generator: torch.Generator) -> Tensor:

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from credo.network import FlatParams, Selection
+from credo.network.flat import Gathering
 from credo.noise import NoiseSource
 from credo.types import Vector
 
@@ -43,7 +45,8 @@ class GaussianStep:
     ``energy`` runs the network as it stands and returns the mean negative log-likelihood of the
     batch. The estimator averages ``samples`` draws and leaves ∂/∂mean in ``grad_mean`` and ∂/∂scale
     in ``grad_scale``, both (P,); until then these are memory that it may use, for noise as well.
-    Gradients of deterministic parameters stay in ``.grad``, averaged the same way.
+    Gradients of deterministic parameters stay in ``.grad``, averaged the same way. Of several
+    ``ranks`` that draw noise of their own, each has its draws of all.
     """
 
     flat: FlatParams
@@ -56,6 +59,22 @@ class GaussianStep:
     key: tuple[int, ...]
     grad_mean: Vector
     grad_scale: Vector
+    rank: int = 0
+    ranks: int = 1
+
+    @cached_property
+    def gathering(self) -> Gathering:
+        """Of the selected weights' gradients, into ``grad_mean``."""
+        return Gathering(self.flat, self.random, self.grad_mean)
+
+    @cached_property
+    def weights(self) -> Vector | None:
+        """The selected weights as the network has them, where they are one run."""
+        return self.random.view(self.flat.vector) if self.random.is_one_run else None
+
+    def key_of(self, sample: int) -> tuple[int, ...]:
+        """That of the noise of one of this rank's samples."""
+        return (*self.key, sample * self.ranks + self.rank)
 
 
 class Estimator(Protocol):
@@ -118,11 +137,11 @@ class WeightNoise:
     def _draw(self, step: GaussianStep, sample: int) -> float:
         """One draw's share of both gradients; ``grad_scale`` lends its memory to the noise."""
         share = 1 / step.samples
-        eps = self.noise.draw(step.grad_scale, *step.key, sample)
+        eps = self.noise.draw(step.grad_scale, *step.key_of(sample))
         weights = write_weights(step, eps)
         loss = step.energy()
         (loss if step.samples == 1 else loss * share).backward()
-        step.flat.gradient(step.random, out=step.grad_mean)
+        step.gathering.take()
         if self.sampled_kl is not None:
             kappa = step.kl_weight * share
             step.grad_mean.sub_(self.prior.grad_log_prob(weights), alpha=kappa)
@@ -134,9 +153,13 @@ class WeightNoise:
 
 def write_weights(step: GaussianStep, eps: Vector) -> Vector:
     """Put mean + scale∘ε into the network; the weights (P,) that it now has."""
-    with step.flat.writing() as vector:
-        if step.random.is_one_run:
-            return torch.addcmul(step.mean, step.scale, eps, out=step.random.view(vector))
-        weights = torch.addcmul(step.mean, step.scale, eps)
-        step.random.write(vector, weights)
-        return weights
+    flat = step.flat
+    if not flat.is_in_place():
+        flat.check()
+    try:
+        weights = torch.addcmul(step.mean, step.scale, eps, out=step.weights)
+        if step.weights is None:
+            step.random.write(flat.vector, weights)
+    finally:
+        flat.tell()
+    return weights

@@ -56,7 +56,7 @@ class ScoreFunction:
         eps = torch.stack([torch.empty_like(step.mean) for _ in range(step.samples)])
         values, nll = [], 0.0
         for sample in range(step.samples):
-            eps[sample] = self.noise.draw(eps[sample], *step.key, sample)
+            eps[sample] = self.noise.draw(eps[sample], *step.key_of(sample))
             weights = write_weights(step, eps[sample])
             loss = step.energy()
             if loss.requires_grad:
