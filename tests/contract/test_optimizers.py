@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import re
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from credo.errors import (
     NonFiniteError,
     UnsupportedError,
 )
-from credo.families import DiagGaussian
+from credo.families import DiagGaussian, EigenKroneckerGaussian
 from credo.likelihoods import Categorical
 from credo.network import bind
-from credo.optim import IVON, VOGN, VON, NaturalOptimizer, Vadam
+from credo.optim import EVON, IVON, VOGN, VON, NaturalOptimizer, Vadam
 
-KINDS = [IVON, VOGN, VON, Vadam]
+KINDS = [EVON, IVON, VOGN, VON, Vadam]
 every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
@@ -41,10 +42,17 @@ def network(dtype: torch.dtype = torch.float64, norm: bool = False) -> nn.Sequen
     return nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 2)).to(dtype)
 
 
+PUBLISHED_START = {EVON: 1.0, IVON: 1.0, VOGN: 0.01, Vadam: 0.0}
+
+
 def make(kind: type[NaturalOptimizer], net: nn.Module, params: Any = None, **options: Any) -> Any:
-    options = {"lr": 0.05, "num_data": 50, "betas": (0.9, 0.99), **options}
+    """The optimizer as published: one group and one prior, whatever the layers."""
+    start = {} if kind is VON else {"hess_init": PUBLISHED_START[kind]}
+    options = {"lr": 0.05, "num_data": 50, "betas": (0.9, 0.99), **start, **options}
     if kind is VOGN and params is not None:
         options["module"] = net
+    if kind is EVON:
+        options.setdefault("refresh", 2)
     return kind(net if params is None else params, **options)
 
 
@@ -79,9 +87,7 @@ def weights(net: nn.Module) -> Tensor:
 
 
 def memory(opt: NaturalOptimizer, net: nn.Module) -> Tensor:
-    return torch.cat(
-        [opt.state[p][name].reshape(-1) for name in opt.vectors for p in net.parameters()]
-    )
+    return torch.cat([t.reshape(-1) for p in net.parameters() for t in opt.state[p].values()])
 
 
 # --- resuming -------------------------------------------------------------------------------------
@@ -394,7 +400,7 @@ def test_frozen_parameters_stay(kind: type) -> None:
     assert opt.posterior(net, Categorical()).mean.numel() == weights(net).numel() - 12
 
 
-@pytest.mark.parametrize("kind", [IVON, Vadam, VON])
+@pytest.mark.parametrize("kind", [EVON, IVON, Vadam, VON])
 def test_accumulating_inside_a_block_is_one_batch(kind: type) -> None:
     """Two backward passes of half losses at the same draw; sums in another order, so not bitwise.
 
@@ -409,7 +415,9 @@ def test_accumulating_inside_a_block_is_one_batch(kind: type) -> None:
             for part in (slice(0, 4), slice(4, 8)):
                 backward(two, F.cross_entropy(halves(x[part]), y[part]) / 2)
         two.step()
-    torch.testing.assert_close(weights(halves), weights(whole), rtol=1e-9, atol=1e-11)
+    # EVON's bases have directions that rounding moves by 1/√ε times itself.
+    rtol, atol = (1e-6, 1e-8) if kind is EVON else (1e-9, 1e-11)
+    torch.testing.assert_close(weights(halves), weights(whole), rtol=rtol, atol=atol)
 
 
 @every
@@ -523,19 +531,7 @@ def test_infinities_that_only_the_scaler_saw_skip_the_step_too(kind: type) -> No
     assert torch.equal(weights(net), before)
 
 
-@every
-def test_unscaling_after_the_block_is_refused(kind: type) -> None:
-    net = network()
-    opt = make(kind, net)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with opt.sampled():
-        backward(opt, scaler.scale(loss_of(net)))
-    scaler.unscale_(opt)
-    with pytest.raises(UnsupportedError, match="unscal"):
-        scaler.step(opt)
-
-
-@pytest.mark.parametrize("kind", [IVON, Vadam])
+@pytest.mark.parametrize("kind", [EVON, IVON, Vadam])
 def test_unscaling_and_clipping_inside_the_block(kind: type) -> None:
     plain, scaled = network(), network()
     one, two = make(kind, plain), make(kind, scaled)
@@ -633,7 +629,13 @@ def test_posterior(kind: type, bare: bool) -> None:
     temperature, augmentation = 0.5, 3.0
     options: dict[str, Any] = {"temperature": temperature, "augmentation": augmentation}
     opt, other = (
-        make(kind, n, n.parameters() if bare else None, **options) for n in (net, undisturbed)
+        make(
+            kind,
+            n,
+            [{"params": n.parameters(), "deterministic": False}] if bare else None,
+            **options,
+        )
+        for n in (net, undisturbed)
     )
     train(opt, net, 0, 3)
     train(other, undisturbed, 0, 3)
@@ -649,9 +651,7 @@ def test_posterior(kind: type, bare: bool) -> None:
     h = torch.cat([opt.state[p]["curvature"].reshape(-1) for p in ordered])
     effective = 50 * augmentation / temperature
     precision = effective * h + opt.param_groups[0]["prior_precision"]
-    q = posterior.q
-    assert isinstance(q, DiagGaussian)
-    torch.testing.assert_close(q.scale, precision.rsqrt(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(precision_of(posterior.q), precision, rtol=1e-12, atol=0)
     prior = posterior.model.prior_over_weights()
     assert float(prior.scale[0]) ** -2 == pytest.approx(opt.param_groups[0]["prior_precision"])
 
@@ -664,6 +664,14 @@ def test_posterior(kind: type, bare: bool) -> None:
     assert torch.equal(weights(net), weights(undisturbed))
     assert not torch.equal(weights(net), before)
     assert torch.equal(posterior.mean, torch.cat([by_name_before(before, net, p) for p in ordered]))
+
+
+def precision_of(q: object) -> Tensor:
+    """That of every weight, or of every direction in the basis."""
+    if isinstance(q, EigenKroneckerGaussian):
+        return torch.cat([block.values.reshape(-1) for block in q.blocks])
+    assert isinstance(q, DiagGaussian)
+    return q.precision
 
 
 def by_name_before(before: Tensor, net: nn.Module, wanted: nn.Parameter) -> Tensor:
@@ -767,9 +775,9 @@ def test_bad_options_name_themselves(kind: type, options: dict[str, Any], messag
         make(kind, network(), **options)
 
 
-@pytest.mark.parametrize("kind", [IVON, VON])
+@pytest.mark.parametrize("kind", [EVON, IVON, VON])
 def test_curvature_that_starts_at_zero_is_refused(kind: type) -> None:
-    with pytest.raises(DataError, match="hess_init must be a positive finite number, but it is 0"):
+    with pytest.raises(DataError, match="hess_init must be a positive finite number"):
         make(kind, network(), hess_init=0.0)
 
 
@@ -835,3 +843,12 @@ def test_the_posterior_can_be_saved(tmp_path: Any) -> None:
     opt.posterior(net, Categorical()).save(tmp_path / "p.safetensors")
     loaded = credo.load(tmp_path / "p.safetensors", network())
     assert torch.equal(loaded.mean, opt.posterior(net, Categorical()).mean)
+
+
+@every
+def test_help_names_every_option_with_its_default(kind: type) -> None:
+    parameters = inspect.signature(kind).parameters
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name, default in {"samples": 1, "kl_warmup": 0, "accumulation": "mean"}.items():
+        assert parameters[name].default == default
+    assert {"temperature", "weight_decay", "shared_noise"} <= set(parameters)

@@ -119,7 +119,8 @@ def test_ivon_rests_at_the_precision_of_a_quadratic() -> None:
     """N(h + δ) with h the Hessian a, up to the positive step's ½r·Var(ĥ)/(a + δ), Var(ĥ) = 2a²."""
     a, rate, delta = 2.0, 0.005, 0.05
     net = Weights(torch.ones(COPIES, dtype=torch.float64))
-    opt = IVON(net, lr=1e-3, num_data=100, betas=(0.9, 1 - rate), weight_decay=delta)
+    settings = {"betas": (0.9, 1 - rate), "weight_decay": delta, "hess_init": 1.0}
+    opt = IVON(net, lr=1e-3, num_data=100, **settings)
     steps(opt, lambda: 0.5 * a * (net() - 1.0).square().sum(), 1500)
     h = opt.state[net.weights]["curvature"]
     assert_mean(h, a + rate * a**2 / (a + delta), bias=10 * rate**2 * a)

@@ -499,6 +499,7 @@ def test_samples_of_a_radial_prior_have_gamma_radii():
         prior.on(weights(4), torch.zeros(4))
 
 
+@pytest.mark.filterwarnings("ignore:after 100 steps the loss")  # there is nothing to learn
 @pytest.mark.parametrize("method", [credo.MAP(lr=0.1), credo.VI(lr=0.1, init_scale=0.1)])
 def test_a_solved_prior_trains(method):
     """Without data worth speaking of, a weight ends in a well of its prior: ±1."""

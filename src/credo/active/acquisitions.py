@@ -43,7 +43,7 @@ from credo.active.batchbald import batch_bald
 from credo.autodiff.jacobians import Jacobians
 from credo.checks import Count, Range, checked
 from credo.errors import DataError, UnsupportedError
-from credo.families import Delta, Empirical, Gaussian
+from credo.families import Delta, Gaussian
 from credo.functionspace import memorable
 from credo.likelihoods import Bernoulli, Categorical
 from credo.network.batches import chunks, input_rows, number_of_examples
@@ -141,7 +141,7 @@ class TopScores:
             return _leverages(posterior, inputs)
         pred = posterior.predict(
             inputs,
-            samples=_draws(posterior, self.samples),
+            samples=self.samples,
             generator=generator,
             keep_samples=False,
         )
@@ -341,8 +341,7 @@ def joint_outputs(
         generator: Of the draws.
     """
     if posterior.predicts != "linearised":
-        draws = _draws(posterior, samples)
-        return posterior.predict(inputs, draws, generator=generator, at="samples").outputs
+        return posterior.predict(inputs, samples, generator=generator, at="samples").outputs
     with posterior.on_copy() as (model, flat), torch.no_grad():
         net, random = model.net, model.random
         length = Linearisation(model, flat, posterior.q).batch_size(
@@ -383,8 +382,3 @@ def _class_probs(pred: Predictive) -> Tensor:
             f'shape {tuple(probs.shape[1:])}; use "bald", which adds labels up'
         )
     return probs
-
-
-def _draws(posterior: Posterior, samples: int) -> int:
-    """Every member of a small bag once, else as many draws as asked for."""
-    return min(samples, len(posterior.q)) if isinstance(posterior.q, Empirical) else samples

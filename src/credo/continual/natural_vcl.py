@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Generator, nn
+from torch import Generator
 
 from credo import optim
 from credo.checks import Count, Decay, Index, Positive, checked
@@ -136,9 +136,12 @@ class SequentialIVON(NaturalMethod):
         state.optimizer.anchor(prior)
         return state
 
-    def _optimizer(
-        self, groups: list[Group], net: nn.Module, shared: dict[str, Any]
-    ) -> AnchoredIVON:
+    @property
+    def looks_at_start(self) -> bool:
+        """Yes, unless it begins at a posterior, which need not fit the data."""
+        return self.start is None
+
+    def _optimizer(self, groups: list[Group], shared: dict[str, Any]) -> AnchoredIVON:
         return AnchoredIVON(groups, **shared)
 
 

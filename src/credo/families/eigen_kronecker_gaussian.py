@@ -6,6 +6,7 @@ eigenvectors of A ⊗ B.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -175,6 +176,26 @@ class EigenKroneckerGaussian(StructuredGaussian):
         return [
             piece.unflatten(-1, shape) for piece, shape in zip(pieces, self.shapes, strict=True)
         ]
+
+    def part(self, place: slice) -> EigenKroneckerGaussian:
+        """The distribution of the weights at ``place``, which are one block or several whole ones.
+
+        Args:
+            place: Where they are in the flat vector.
+        """
+        starts = itertools.accumulate((a * b for a, b in self.shapes), initial=0)
+        found = [
+            block
+            for start, block in zip(starts, self.blocks, strict=False)
+            if place.start <= start < place.stop
+        ]
+        mean = self.mean[place]
+        if sum(block.values.numel() for block in found) != len(mean):
+            raise DataError(
+                f"the weights from {place.start} to {place.stop} are not whole blocks of this "
+                f"EigenKroneckerGaussian, whose blocks are {self.shapes}"
+            )
+        return EigenKroneckerGaussian(mean, tuple(found))
 
     def pack(self) -> tuple[dict[str, Tensor], Json]:
         """``mean``, ``values.0``, ``left.0``, ``right.0``, … plus JSON; identities are absent."""

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from credo import optim
 from credo.checks import nearest
 from credo.errors import DataError, UnsupportedError
+from credo.optim.lean import LeanAdam
 from credo.optim.separate import separate
 
 Groups: TypeAlias = list[dict[str, Any]]
@@ -34,7 +35,7 @@ OptimizerSpec: TypeAlias = OneSpec | Mapping[str, OneSpec]
 these for each group, as in {"mean": "sgd", "scale": "adam"}."""
 
 BY_NAME: dict[str, Callable[..., Optimizer]] = {
-    "adam": torch.optim.Adam,
+    "adam": torch.optim.Adam,  # `LeanAdam` where it can be fused
     "adamw": torch.optim.AdamW,
     "adamax": torch.optim.Adamax,
     "nadam": torch.optim.NAdam,
@@ -86,6 +87,8 @@ def build(spec: OptimizerSpec, groups: Groups) -> Optimizer:
     factory = BY_NAME[name]
     options: dict[str, Any] = {}
     if "fused" in inspect.signature(factory).parameters and _can_fuse(groups):
+        if name == "adam":
+            return LeanAdam(groups)
         options["fused"] = True
     return factory(groups, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from torch import Tensor, nn
 
@@ -21,6 +21,8 @@ from credo.errors import DataError
 from credo.network import parameters_of
 from credo.network.selection import is_norm
 from credo.noise import Draws
+from credo.optim.by_layer import layer_precisions
+from credo.temperature import Balanced
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,30 +34,41 @@ Params: TypeAlias = nn.Module | Iterable[Tensor] | Iterable[Group] | Iterable[tu
 """A module, its parameters (with names or without), or groups of them."""
 
 
+Accumulation: TypeAlias = Literal["mean", "sum"]
+"""What becomes of several blocks of one step."""
+
+
 class Shared(TypedDict, total=False):
     """The options of every optimizer that have the same default in each of them."""
 
     debias: bool
-    temperature: Positive
+    temperature: Positive | Balanced | None
     augmentation: Positive
     kl_warmup: Index
     samples: Count
     draws: Draws
     seed: Index
+    accumulation: Accumulation
     process_group: ProcessGroup | None
     shared_noise: bool
+    module: nn.Module | None
 
+
+LAYER = "layer_precision"
+"""Where a group keeps its layers' own precision until the first curvature follows from it."""
 
 _RESERVED = ("params", "param_names", "name", "prior_precision", "weight_decay")
 
 
-def groups_of(params: Params, options: Group) -> list[Group]:
+def groups_of(params: Params, options: Group, module: nn.Module | None) -> list[Group]:
     """One dictionary for each group, with every option set.
 
     A module's norm layers become a deterministic group. Deterministic groups have no prior unless
-    they say so. Frozen parameters are left out.
+    they say so. Frozen parameters are left out. Where prior or first curvature have to know their
+    layer, a group is parted by fan-in.
     """
-    groups = [_settled(group, options) for group in _raw_groups(params)]
+    settled = [_settled(group, options) for group in _raw_groups(params)]
+    groups = [part for group in settled for part in _by_layer(group, module)]
     if not any(group["params"] for group in groups):
         raise DataError(
             "there are no floating parameters with requires_grad=True to optimise: unfreeze some, "
@@ -133,22 +146,55 @@ def _settled(group: Group, options: Group) -> Group:
     return settled
 
 
+def _by_layer(group: Group, module: nn.Module | None) -> list[Group]:
+    """Parts of the group whose layers are alike, unless prior and first curvature are given."""
+    told = group["prior_precision"] is not None and group["hess_init"] is not None
+    if told or group["deterministic"] is True:
+        return [group]
+    parts: dict[float, list[int]] = {}
+    for index, precision in enumerate(layer_precisions(group["params"], module)):
+        parts.setdefault(precision, []).append(index)
+    prior = group["prior_precision"]
+    return [
+        {**group, LAYER: layer, "prior_precision": layer if prior is None else prior}
+        | {key: [group[key][i] for i in some] for key in ("params", "param_names") if key in group}
+        for layer, some in parts.items()
+    ]
+
+
 def _settle_prior(settled: Group, group: Group) -> None:
-    """Leave ``prior_precision`` alone, of it and ``weight_decay`` = p/n."""
-    if "prior_precision" in group and "weight_decay" in group:
-        refuse_both(group["prior_precision"], group["weight_decay"])
-    decay = settled.pop("weight_decay", None)
-    if "prior_precision" in group:
-        return
-    if "weight_decay" not in group and settled["deterministic"] is True:
-        settled["prior_precision"] = 0.0
-    elif decay is not None:
-        check("weight_decay", decay, NotNegative)
+    """Leave ``prior_precision`` of it and ``weight_decay`` = p/n; None if neither is said."""
+    given = _prior_in(group)
+    if len(given) > 1:
+        _refuse_both(**given)
+    if not given:
+        given = {"prior_precision": 0.0} if settled["deterministic"] is True else _prior_in(settled)
+    settled.pop("weight_decay", None)
+    precision = given.get("prior_precision")
+    if "weight_decay" in given:
+        check("weight_decay", given["weight_decay"], NotNegative)
         check_data(settled)
-        settled["prior_precision"] = decay * settled["num_data"] * settled["augmentation"]
+        precision = given["weight_decay"] * settled["num_data"] * settled["augmentation"]
+    settled["prior_precision"] = precision
 
 
-def refuse_both(prior_precision: object, weight_decay: object) -> None:
+def _prior_in(group: Group) -> Group:
+    names = ("prior_precision", "weight_decay")
+    return {name: group[name] for name in names if group.get(name) is not None}
+
+
+def prior_options(
+    prior_precision: float | None, weight_decay: float | None, otherwise: Group | None = None
+) -> Group:
+    """The prior as options of an optimizer: what was given of the two, or ``otherwise``."""
+    options: Group = {"prior_precision": prior_precision, "weight_decay": weight_decay}
+    given = _prior_in(options)
+    if len(given) > 1:
+        _refuse_both(**given)
+    return options if given else {**options, **(otherwise or {})}
+
+
+def _refuse_both(prior_precision: object, weight_decay: object) -> None:
     """The error for a prior that is given twice."""
     raise DataError(
         "prior_precision and weight_decay = prior_precision/num_data say the same thing: give one "

@@ -21,11 +21,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credo.collectives import Ranks, ddps_in, unaveraged
+from credo.collectives import Ranks, ddps_in, fingerprint, unaveraged
 from credo.errors import RankError, UnsupportedError
 from credo.types import Vector
 
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 CHECK_EVERY = 1000
-_MASK = (1 << 56) - 1
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+"""The context that need not be entered."""
 
 
 class Tally(NamedTuple):
@@ -74,14 +75,15 @@ class Team:
             return unaveraged(self._ddps, parameters)
         if dist.is_available() and dist.is_initialized():
             self._ranks.refuse_newcomers()
-        return nullcontext()
+        return NOTHING
 
     def agree_on_layout(self, like: Vector, num_random: int) -> None:
         """Refuse ranks that train networks of different sizes, whose sums would not fit."""
         self._num_random = num_random
         if self.several:
             sizes = {"number of weights": like.numel(), "number of random weights": num_random}
-            self._refuse_differences(sizes, like.device, "build the same network on every rank")
+            remedy = "build the same network on every rank"
+            self._ranks.refuse_differences(sizes, remedy, like.device)
 
     def add_up(
         self, sums: Sequence[Vector], tally: Tally, step: int, state: Mapping[str, Sequence[Vector]]
@@ -105,19 +107,19 @@ class Team:
     def _check(self, step: int, state: Mapping[str, Sequence[Vector]], gradient: Vector) -> None:
         fingerprints = {"step": step, "shared_noise": int(self._shared_noise)}
         for name, vectors in state.items():
-            fingerprints[name] = sum(_fingerprint(vector) for vector in vectors)
-        self._refuse_differences(
+            fingerprints[name] = sum(fingerprint(vector) for vector in vectors)
+        self._ranks.refuse_differences(
             fingerprints,
-            gradient.device,
             "seed torch alike on every rank before the network is built, load the same checkpoint "
             "on every rank, or call credo.collectives.copy_from_first(net)",
+            gradient.device,
         )
         self._refuse_averages(gradient)
         self._is_unsure = False
 
     def _refuse_averages(self, gradient: Vector) -> None:
         """Different draws with the very same gradients: somebody averaged them."""
-        mark = _fingerprint(gradient) if bool(gradient.isfinite().all()) else 0
+        mark = fingerprint(gradient) if bool(gradient.isfinite().all()) else 0
         marks = [row[0] for row in self._ranks.gather([mark], gradient.device)]
         if not self._shared_noise and marks[0] and len(set(marks)) == 1:
             raise UnsupportedError(
@@ -126,21 +128,6 @@ class Team:
                 "too small. Leave that to step(). (A loss that is linear in the weights, on the "
                 "same data everywhere, looks the same: take shared_noise=True for it)"
             )
-
-    def _refuse_differences(
-        self, numbers: Mapping[str, int], device: torch.device, remedy: str
-    ) -> None:
-        table = self._ranks.gather(list(numbers.values()), device)
-        for column, name in enumerate(numbers):
-            values = [row[column] for row in table]
-            odd = [self._ranks.names[i] for i, value in enumerate(values) if value != values[0]]
-            if odd:
-                many = "s" if len(odd) > 1 else ""
-                listed = ", ".join(str(rank) for rank in odd)
-                raise RankError(
-                    f"rank{many} {listed} and rank {self._ranks.names[0]} differ in their {name}, "
-                    f"which must be the same on every rank: {remedy}"
-                )
 
     def _refuse_blocks(self, blocks: list[int]) -> None:
         if not any(blocks):
@@ -156,9 +143,3 @@ class Team:
             "every rank as many batches as the others, e.g. by a DistributedSampler; nothing was "
             "changed"
         )
-
-
-def _fingerprint(vector: Vector) -> int:
-    """A number that differs where bits do, and is the same on every rank where they don't."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[vector.element_size()]
-    return int(vector.view(whole).sum(dtype=torch.int64)) & _MASK

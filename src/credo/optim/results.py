@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from credo.errors import BindingError, CheckpointError, NonFiniteError, UnsupportedError
-from credo.families import DiagGaussian
+from credo.families import Gaussian
 from credo.model import Model
 from credo.network import parameters_of
 from credo.optim.groups import Group
@@ -20,25 +19,28 @@ from credo.types import Likelihood, Vector
 
 
 def posterior_of(
-    net: nn.Module, likelihood: Likelihood, groups: Sequence[Group], layout: Layout, scale: Vector
+    net: nn.Module,
+    likelihood: Likelihood,
+    groups: Sequence[Group],
+    q_of: Callable[[Vector, Sequence[Tensor]], Gaussian],
 ) -> Posterior:
-    """q over the groups' random weights, whose ``scale`` is in the optimizer's order."""
+    """q over the groups' random weights; ``q_of`` makes it of a mean and parameters in order."""
     here = {segment.name: parameter for segment, parameter in parameters_of(net)}
-    scales, precisions = {}, {}
-    for group in groups:
-        if not group["deterministic"]:
-            for parameter in group["params"]:
-                scales[id(parameter)] = scale[layout.place(parameter).slice]
-                precisions[id(parameter)] = float(group["prior_precision"])
-    if not scales:
+    precisions = {
+        id(parameter): float(group["prior_precision"])
+        for group in groups
+        if not group["deterministic"]
+        for parameter in group["params"]
+    }
+    if not precisions:
         raise UnsupportedError(
             "every group is deterministic: there is no distribution to give. The trained "
             "network itself is the result"
         )
-    missing = len(scales.keys() - {id(parameter) for parameter in here.values()})
+    missing = len(precisions.keys() - {id(parameter) for parameter in here.values()})
     if missing:
         raise BindingError(
-            f"{missing} of the {len(scales)} random parameters of this optimizer are not in "
+            f"{missing} of the {len(precisions)} random parameters of this optimizer are not in "
             f"the {type(net).__name__} given: pass the network that was trained"
         )
     prior_scales = {n: precisions[id(p)] ** -0.5 for n, p in here.items() if id(p) in precisions}
@@ -46,9 +48,7 @@ def posterior_of(
     prior = Normal(values.pop()) if len(values) == 1 else Normal.per_layer(prior_scales)
     model = Model(net, likelihood, prior, random=lambda s: s.name in prior_scales)
     random = model.random
-    q = DiagGaussian(
-        model.weights(random), torch.cat([scales[id(here[s.name])] for s in random.segments])
-    )
+    q = q_of(model.weights(random), [here[segment.name] for segment in random.segments])
     return Posterior.at_network(model, q, draws=groups[0]["draws"])
 
 
@@ -65,9 +65,12 @@ def refuse_nonfinite(named: Mapping[str, Vector], layout: Layout, step: int) -> 
 
 
 def refuse_strange_state(
-    state_dict: dict[str, Any], own_groups: Sequence[Group], vectors: Sequence[str], kind: str
+    state_dict: dict[str, Any],
+    own_groups: Sequence[Group],
+    remembered_of: Callable[[Tensor], Mapping[str, Tensor]],
+    kind: str,
 ) -> None:
-    """Raise `CheckpointError` unless every parameter has its ``vectors`` there, in its shape."""
+    """Raise `CheckpointError` unless all that is remembered of a parameter is there, in shape."""
     groups = state_dict.get("param_groups", [])
     sizes, expected = ([len(group["params"]) for group in some] for some in (groups, own_groups))
     if sizes != expected:
@@ -79,7 +82,7 @@ def refuse_strange_state(
     for index, parameter in zip(indices, parameters, strict=True):
         stored = state_dict["state"].get(index, {})
         shapes = {name: tuple(t.shape) for name, t in stored.items() if isinstance(t, Tensor)}
-        wanted = dict.fromkeys(vectors, tuple(parameter.shape))
+        wanted = {name: tuple(t.shape) for name, t in remembered_of(parameter).items()}
         if shapes != wanted:
             raise CheckpointError(
                 f"parameter {index} needs state {wanted}, but the stored one has {shapes}: it "

@@ -3,7 +3,13 @@ r"""VOGN: variational online Gauss–Newton, with the mean of squared per-exampl
     θ = m + σε,   σ² = 1/(N(h + δ)),        ḡ = mean_i g_i(θ),   ĥ = mean_i g_i(θ)∘g_i(θ)
     h ← β₂h + (1 − β₂)ĥ
     g ← β₁g + (1 − β₁)(ḡ + δm)
-    m ← m − ξ g/((1 − β₁ᵗ)(h + δ + γ))
+    m ← m − (ξ/c)·clip(g/((1 − β₁ᵗ)(h + δ + γ)), ±c)
+
+At its defaults the settings know the network (`credo.optim.by_layer`: prior, temperature and h₀ by
+layer), and natural gradients are cut at c = 0.01, so that ξ is the largest step of a weight, as
+Adam's rate about is. With c = ∞, published, the step is ξg/((1 − β₁ᵗ)(h + δ + γ)), and where there
+is no curvature yet one of them can throw a weight far out: squares are as small as 1e-6 in a wide
+layer. ``hess_init=0.01`` is the published optimizer: that, temperature 1 and prior precision 1.
 
 Squares are never negative and cost little more than the gradient itself (`credo.autodiff.squares`).
 They stand for the Hessian where the model is right (both have the mean of the Fisher information);
@@ -16,6 +22,7 @@ symbol argument             meaning
                             1 − β₁ above, is this one times 1 − β₁
 β₂     ``betas[1]``         share of the *old* curvature; the published ema_decay is 1 − β₂
 h₀     ``hess_init``        first curvature
+c      ``clip_radius``      largest natural gradient
        ``loss_reduction``   how the loss joins examples: "mean" or "sum"
        ``module``           the network, where ``params`` is not it: squares need its layers
 ====== ==================== ====================================================================
@@ -40,20 +47,23 @@ Reference: Osawa et al., 2019 (arXiv:1906.02506); Khan et al., 2018 (arXiv:1806.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from contextlib import AbstractContextManager
 from typing import Literal, Unpack
 
 import torch
 from torch import nn
 
 from credo.autodiff.squares import Squares
-from credo.checks import Decay, NotNegative, Positive, checked
+from credo.checks import Decay, NotNegative, Positive, Radius, checked
 from credo.collectives import unwrap
 from credo.errors import DataError, UnsupportedError
 from credo.network.selection import Selection
 from credo.optim.base import NaturalOptimizer
-from credo.optim.groups import Group, Params, Shared
-from credo.optim.layout import Layout
+from credo.optim.by_layer import CLIP_RADIUS
+from credo.optim.groups import Group, Params, Shared, prior_options
+from credo.optim.layout import Layout, Shift, add_pull, part_of
+from credo.optim.ranks import NOTHING
 from credo.optim.vadam import adam_step_
 from credo.types import Vector
 
@@ -63,25 +73,33 @@ class VOGN(NaturalOptimizer):
     """Variational online Gauss–Newton (Osawa et al., 2019).
 
     The equations are in the module's docstring. One backward pass in each block: for micro-batches
-    take several blocks, not ``loss / k``, by which squares would shrink twice. Deterministic groups
+    take a block each; or divide every loss by their number and say ``accumulation="sum"``, by which
+    squares are known to have shrunk twice, over blocks or over passes. Deterministic groups
     are trained by Adam, with ``damping`` as its eps: in a batch norm no gain or shift has
     per-example gradients.
+
+    What all natural-gradient optimizers share (``temperature``, ``augmentation``, ``kl_warmup``,
+    ``samples``, ``debias``, ``draws``, ``seed``, ``accumulation``, ``process_group``,
+    ``shared_noise``, ``module``) is explained at `NaturalOptimizer`.
 
     Args:
         params: The network itself (its norm layers become a deterministic group without a prior),
             its parameters, or groups of them with options of their own.
-        lr: Step size ξ of the mean.
+        lr: Step size ξ: the largest step of a weight.
         num_data: Number of training examples; it says how much the data weigh against the prior,
             and is required.
         betas: Shares that the running averages of gradient and curvature keep.
-        prior_precision: 1/variance of the prior around zero.
-        hess_init: The curvature h₀ to start from.
+        prior_precision: 1/variance of the prior around zero; None takes half of each layer's
+            fan-in.
+        weight_decay: The same as a share, prior_precision/(num_data·augmentation); give one of the
+            two.
+        hess_init: The curvature h₀ to start from. None makes the first noise a tenth of the layer's
+            scale; a number is the published start, with the published settings for all that is
+            not given.
         damping: Added to the mean's denominator only; the noise stays the posterior's.
+        clip_radius: Where natural gradients are cut; infinity doesn't. None is 0.01, or infinity
+            if ``hess_init`` is given.
         loss_reduction: How the loss joins examples, "mean" or "sum".
-        module: The network, where ``params`` is not it: squares need its layers.
-        **shared: What all natural-gradient optimizers take with the same defaults: ``temperature``,
-            ``augmentation``, ``kl_warmup``, ``samples``, ``debias``, ``draws``, ``seed``,
-            ``process_group``, ``shared_noise``; explained at `NaturalOptimizer`.
     """
 
     _unscales = False
@@ -93,30 +111,36 @@ class VOGN(NaturalOptimizer):
         num_data: Positive | None = None,
         *,
         betas: tuple[Decay, Decay] = (0.9, 0.999),
-        prior_precision: NotNegative = 1.0,
-        hess_init: NotNegative = 0.01,
+        prior_precision: NotNegative | None = None,
+        weight_decay: NotNegative | None = None,
+        hess_init: NotNegative | None = None,
         damping: NotNegative = 1e-8,
+        clip_radius: Radius | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
-        module: nn.Module | None = None,
         **shared: Unpack[Shared],
     ) -> None:
-        network = params if isinstance(params, nn.Module) else module
+        network = params if isinstance(params, nn.Module) else shared.get("module")
         if not isinstance(network, nn.Module):
             raise DataError(
                 "VOGN squares the gradients of single examples, for which it watches the network's "
                 f"layers: pass the network itself, or module=net beside the parameters (module is "
-                f"{module!r})"
+                f"{network!r})"
             )
+        published = hess_init is not None
         own: Group = {
             "lr": lr,
             "num_data": num_data,
             "betas": betas,
-            "prior_precision": prior_precision,
+            **prior_options(
+                prior_precision, weight_decay, {"prior_precision": 1.0} if published else None
+            ),
             "hess_init": hess_init,
             "damping": damping,
+            "clip_radius": clip_radius or (math.inf if published else CLIP_RADIUS),
         }
         network = unwrap(network)
-        super().__init__(params, own, module=network, **shared)
+        shared["module"] = network
+        super().__init__(params, own, **shared)
         for run, group in self._parts():
             if group["deterministic"]:
                 self._memory["curvature"][run.where] = 0.0
@@ -135,7 +159,7 @@ class VOGN(NaturalOptimizer):
 
     def _before_forward(self) -> AbstractContextManager[None]:
         if self._squares is None:
-            return nullcontext()
+            return NOTHING
         self._squares.reset()
         return self._squares.armed()
 
@@ -144,12 +168,32 @@ class VOGN(NaturalOptimizer):
         if self._squares is None:
             return
         target = self._eps if self._samples else self._mean_squares
-        self._squares.mean(target)
+        if self._loss_reduction == "sum":
+            self._squares.mean(target)
+            gradient.div_(self._squares.count)
+        else:
+            self._squares.mean(target, grad_scale=1.0 / self._passes())
         if self._samples:
             self._mean_squares.add_(target)
-        if self._loss_reduction == "sum":
-            gradient.div_(self._squares.count)
         self._examples = self._squares.count + (self._examples if self._samples else 0)
+
+    def _passes(self) -> int:
+        """By how many backward passes of the block its losses were divided."""
+        assert self._squares is not None
+        passes = self._squares.passes
+        if passes > 1 and self.accumulation != "sum":
+            raise UnsupportedError(
+                f"{passes} backward passes in one sampled() block: VOGN squares the gradients of "
+                "single examples and has to know whether these were micro-batches, whose losses "
+                'were divided by their number. If so, build it with accumulation="sum"; else '
+                "take a block for each batch, or add the losses and call backward once"
+            )
+        return passes
+
+    def _share_shown(self) -> float:
+        """Of a summed loss ``.grad`` has the last block's number of examples in it."""
+        summed = self._squares is not None and self._loss_reduction == "sum"
+        return super()._share_shown() * (self._squares.count if summed and self._squares else 1)
 
     def _sums(self) -> list[tuple[Vector, int]]:
         return [(self._gradient, 1), (self._mean_squares, 2)]
@@ -159,33 +203,41 @@ class VOGN(NaturalOptimizer):
         return float(self._examples if self._num_random else samples)
 
     def _average(self, samples: float, unit: float) -> None:
-        if samples * unit != 1.0:
+        if samples * unit**2 != 1.0:
             self._mean_squares.div_(samples * unit**2)
 
     def _collected(self) -> dict[str, Vector]:
         return {"sum of squared gradients": self._mean_squares}
 
-    def _update(self, group: Group, mean: Vector, where: slice, delta: float) -> None:
-        momentum, h = self._memory["momentum"][where], self._memory["curvature"][where]
-        gradient = self._gradient[where]
+    def _can_merge(self, group: Group) -> bool:
+        return True
+
+    def _update(self, group: Group, mean: Vector, where: slice, delta: Shift) -> None:
+        memory = (self._memory["momentum"], self._memory["curvature"], self._gradient)
+        momentum, h, gradient = (part_of(vector, where) for vector in memory)
         if group["deterministic"]:
             adam_step_(group, mean, momentum, h, gradient, delta)
             return
         beta1, beta2 = group["betas"]
-        h.lerp_(self._mean_squares[where], 1.0 - beta2)
-        momentum.lerp_(gradient.add_(mean, alpha=delta), 1.0 - beta1)
+        h.lerp_(part_of(self._mean_squares, where), 1.0 - beta2)
+        momentum.lerp_(add_pull(gradient, mean, delta, out=gradient), 1.0 - beta1)
         weight = 1.0 - beta1 ** group["step"] if group["debias"] else 1.0
         denominator = self._denominator(group, where, delta)
-        mean.addcdiv_(momentum, denominator, value=-group["lr"] / weight)
+        radius = group["clip_radius"] * weight
+        if math.isinf(radius):
+            mean.addcdiv_(momentum, denominator, value=-group["lr"] / weight)
+        else:
+            direction = torch.div(momentum, denominator, out=gradient).clamp_(-radius, radius)
+            mean.sub_(direction, alpha=group["lr"] / radius)
 
 
 class _Bound:
     """The network with the optimizer's order of weights, which `Squares` watches."""
 
     def __init__(self, layout: Layout, module: nn.Module) -> None:
-        self._layout, self.module, self.vector = layout, module, layout.like
+        self.module, self.vector = module, layout.like
         pairs = zip(layout.segments, layout.parameters, strict=True)
         self.parameter_at = {segment.start: parameter for segment, parameter in pairs}
 
     def check(self) -> None:
-        self._layout.check()
+        """Nothing: a block has just looked, when it made room for the draw."""

@@ -33,7 +33,7 @@ positive step is Lin et al., 2020.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack
 
 import torch
@@ -43,8 +43,9 @@ from credo.checks import Count, Decay, NotNegative, Positive, checked
 from credo.errors import DataError, UnsupportedError
 from credo.noise import key_to_seed
 from credo.optim.base import NaturalOptimizer
-from credo.optim.groups import Group, Params, Shared
+from credo.optim.groups import Group, Params, Shared, prior_options
 from credo.optim.ivon import absorb_curvature_
+from credo.optim.ranks import NOTHING
 from credo.types import Vector
 
 _PRODUCTS = 256
@@ -55,20 +56,23 @@ _PRODUCTS = 256
 class VON(NaturalOptimizer):
     """Variational online Newton (Khan et al., 2018); the equations are in the module's docstring.
 
+    What all natural-gradient optimizers share (``temperature``, ``augmentation``, ``kl_warmup``,
+    ``samples``, ``debias``, ``draws``, ``seed``, ``accumulation``, ``process_group``,
+    ``shared_noise``, ``module``) is explained at `NaturalOptimizer`.
+
     Args:
         params: The network itself (its norm layers become a deterministic group without a prior),
             its parameters, or groups of them with options of their own.
         lr: Step size ξ of the mean.
         num_data: Number of training examples, which is required.
         betas: Shares that the running averages of gradient and curvature keep.
-        prior_precision: 1/variance of the prior around zero.
+        prior_precision: 1/variance of the prior around zero; 1 if that and ``weight_decay`` are
+            None.
+        weight_decay: The same as a share, prior_precision/(num_data·augmentation).
         hess_init: The curvature h₀ to start from.
         damping: Added to the mean's denominator only; the noise stays the posterior's.
         hessian: "exact" takes P Hessian products a draw, "hutchinson" as many as ``probes``.
         probes: Random directions of each draw for "hutchinson".
-        **shared: What all natural-gradient optimizers take with the same defaults: ``temperature``,
-            ``augmentation``, ``kl_warmup``, ``samples``, ``debias``, ``draws``, ``seed``,
-            ``process_group``, ``shared_noise``; explained at `NaturalOptimizer`.
     """
 
     _unscales = False
@@ -80,7 +84,8 @@ class VON(NaturalOptimizer):
         num_data: Positive | None = None,
         *,
         betas: tuple[Decay, Decay] = (0.9, 0.9),
-        prior_precision: NotNegative = 1.0,
+        prior_precision: NotNegative | None = None,
+        weight_decay: NotNegative | None = None,
         hess_init: Positive = 1.0,
         damping: NotNegative = 0.0,
         hessian: Literal["exact", "hutchinson"] = "exact",
@@ -91,7 +96,7 @@ class VON(NaturalOptimizer):
             "lr": lr,
             "num_data": num_data,
             "betas": betas,
-            "prior_precision": prior_precision,
+            **prior_options(prior_precision, weight_decay, {"prior_precision": 1.0}),
             "hess_init": hess_init,
             "damping": damping,
         }
@@ -174,7 +179,7 @@ class VON(NaturalOptimizer):
     def _before_forward(self) -> AbstractContextManager[None]:
         self._block.zero_()
         self._backwards = 0
-        return nullcontext()
+        return NOTHING
 
     def _harvest(self, gradient: Vector, draw: Vector) -> None:
         if not self._backwards:

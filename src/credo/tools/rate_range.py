@@ -13,7 +13,7 @@ T      ``steps``    steps at most; the test ends where training diverges
 The loss is the batch's NLL, smoothed by a running mean that keeps 0.9 and is corrected for its
 start. At rates too low it stays where it was, then it falls, then it rises again. It has diverged
 when it is above its start by as much as it had fallen below, and by more than the noise of
-batches explains; or when it is not a number.
+batches explains; or when a step ends in numbers that are not finite. `RateRange.cause` names which.
 
 The suggestion is a tenth of the rate where the smoothed loss is lowest, the rule of Book (2020).
 On the embedded digits (64-64-10, 8 epochs, test NLL) it beat rates half a decade below and above
@@ -21,6 +21,8 @@ for SGD, VI, VariationalLaplace, IVON and Vadam, and was next to the best for Ad
 in use, `RateRange.steepest`, the rate at which the loss falls fastest for each decade, was too high
 for most. VOGN's curvature needs more than a hundred steps to form: its rate came out more than
 a decade too high. If the lowest loss is at ``stop``, the best rate lies beyond it: raise ``stop``.
+If no rate lowered the loss by more than its noise, the lowest is an accident of batches and draws,
+and there is no suggestion but an error that says so.
 
 The network is left exactly as it was: weights, buffers, learned noise, mode, random numbers.
 
@@ -67,6 +69,12 @@ KEPT = 0.9
 """What the running mean keeps: it looks back over ten steps, less than a decade of rates."""
 FEWEST_STEPS = 20
 """Fewer are too few to see a curve."""
+DIVERGENCES = (
+    NonFiniteError,
+    ConvergenceError,
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]
+)
+"""What methods raise when numbers overflow; decompositions of such matrices have their own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,22 +84,41 @@ class RateRange(Displayed):
     Args:
         rates: The rates that were tried, rising.
         losses: The smoothed loss after each.
-        diverged: The rate at which training came apart, None if it held to the end.
+        diverged: The last rate before training came apart, None if it held to the end.
+        cause: How it came apart; empty if it held.
+        noise: Standard deviation of the loss from batch to batch, before it moved.
     """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
     diverged: float | None
+    cause: str = ""
+    noise: float = 0.0
+
+    @property
+    def _lowest(self) -> int:
+        """Where the loss is lowest, after the first tenth: a mean of few losses is low by luck."""
+        return min(range(len(self.losses) // 10, len(self.losses)), key=self.losses.__getitem__)
 
     @property
     def lowest(self) -> float:
         """The rate where the smoothed loss is lowest."""
-        return self.rates[self.losses.index(min(self.losses))]
+        return self.rates[self._lowest]
+
+    @property
+    def fell(self) -> bool:
+        """Whether some rate lowered the loss by more than its noise explains.
+
+        The running mean has a standard deviation of √(0.1/1.9) = 0.23 of a single loss's; the level
+        at the beginning, a mean over a tenth of the steps, about as much. Half is 1.5 of both.
+        """
+        level = self.losses[max(len(self.losses) // 10 - 1, 0)]
+        return self.losses[self._lowest] < level - self.noise / 2
 
     @property
     def steepest(self) -> float:
         """The rate, up to that of the lowest loss, where the loss falls fastest per decade."""
-        end = self.losses.index(min(self.losses))
+        end = self._lowest
         # Over a tenth of the run: neighbouring losses differ by less than their noise.
         width = max(1, len(self.losses) // 10)
         falls = {
@@ -101,17 +128,25 @@ class RateRange(Displayed):
 
     @property
     def suggestion(self) -> float:
-        """A rate to train with: a tenth of `lowest`."""
+        """A rate to train with: a tenth of `lowest`; an error if no rate lowered the loss."""
+        if not self.fell:
+            raise ConvergenceError(
+                f"no rate from {self.rates[0]:.2g} to {self.rates[-1]:.2g} lowered the loss by "
+                f"more than its noise from batch to batch, {self.noise:.2g}: take more steps, "
+                "larger batches or less noise in the weights (a lower temperature), or raise stop"
+            )
         return self.lowest / 10
 
     def _display(self) -> Display:
         end = "held to the end" if self.diverged is None else f"diverged at {self.diverged:.2g}"
+        suggestion = f"{self.suggestion:.2g}" if self.fell else "none, the loss never fell"
         return Display(
             f"RateRange: {len(self.rates)} rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}, "
-            f"suggestion {self.suggestion:.2g}, {end}",
+            f"suggestion {suggestion}, {end}",
             "train with lr=rates.suggestion; rates.plot(path)",
             rows=[
-                ("suggestion", f"{self.suggestion:.2g}", "a tenth of where the loss is lowest"),
+                *([("diverged", f"{self.diverged:.2g}", self.cause)] if self.diverged else []),
+                ("suggestion", suggestion, "a tenth of where the loss is lowest"),
                 ("lowest", f"{self.lowest:.2g}", "where the smoothed loss is lowest"),
                 ("steepest", f"{self.steepest:.2g}", "where it falls fastest"),
             ],
@@ -128,7 +163,7 @@ class RateRange(Displayed):
             axes = figure.subplots()
             axes.plot(self.rates, self.losses, color=BLUE)
             for rate, line, label in (
-                (self.suggestion, "-", "suggestion"),
+                (self.suggestion if self.fell else None, "-", "suggestion"),
                 (self.steepest, "--", "steepest"),
                 (self.diverged, ":", "diverged"),
             ):
@@ -162,12 +197,12 @@ def lr_range_test(
 
     Args:
         model: It is left as it was.
-        method: Any that trains by an optimizer (MAP, VI, VariationalLaplace, VOGN, IVON, Vadam);
-            its own ``lr`` only sets the ratio to the scales' rate.
+        method: Any that trains by an optimizer (MAP, VI, VariationalLaplace, and the
+            natural-gradient methods); its own ``lr`` only sets the ratio to the scales' rate.
         data: What `credo.fit` takes.
         start: The first rate.
         stop: The last rate.
-        steps: At most; fewer where training diverges.
+        steps: At most; fewer where training diverges, which the result names.
         batch_size: That of `credo.fit`.
         seed: That of `credo.fit`.
         num_data: That of `credo.fit`.
@@ -191,24 +226,21 @@ def lr_range_test(
                 group["lr"] = rate * ratio
             try:
                 state, info = method.update(state, batch)
-            except NonFiniteError:
-                curve.diverged = True
+            except DIVERGENCES as error:
+                curve.cause = f"{type(error).__name__}: {error}"
             else:
                 curve.add(info.nll)
-            if curve.diverged:
+            if curve.cause:
                 break
             report.step(0, len(curve.smooth), curve.smooth[-1])
     if len(curve.smooth) < 2:
         raise ConvergenceError(
-            f"training diverged at its first steps, at a rate of {start}: lower start, and look at "
-            "the scale of inputs and targets"
+            f"training by {type(method).__name__} diverged at its first steps, at a rate of "
+            f"{start} ({curve.cause}): lower start, and look at the scale of inputs and targets"
         )
-    tried = len(curve.smooth)
-    return RateRange(
-        tuple(rates[:tried]),
-        tuple(curve.smooth),
-        rates[min(tried, steps - 1)] if curve.diverged else None,
-    )
+    tried = rates[: len(curve.smooth)]
+    diverged = tried[-1] if curve.cause else None
+    return RateRange(tuple(tried), tuple(curve.smooth), diverged, curve.cause, curve.noise)
 
 
 class _Curve:
@@ -217,7 +249,7 @@ class _Curve:
     def __init__(self, first: int) -> None:
         self.losses: list[float] = []
         self.smooth: list[float] = []
-        self.diverged = False
+        self.cause = ""
         self._first = first
         self._sum = 0.0
 
@@ -227,11 +259,17 @@ class _Curve:
         self.smooth.append(self._sum / (1 - KEPT ** len(self.losses)))
         if len(self.losses) <= self._first:
             return
-        beginning = self.losses[: self._first]
-        level, noise = fmean(beginning), stdev(beginning)
+        level = fmean(self.losses[: self._first])
         fallen = max(0.0, level - min(self.smooth))
         # NLLs of densities may be negative, so multiples of the lowest loss would mean nothing.
-        self.diverged = self.smooth[-1] > level + max(fallen, 4 * noise)
+        if not self.smooth[-1] <= level + max(fallen, 4 * self.noise):
+            self.cause = f"the loss rose from {level:.3g} at the beginning to {self.smooth[-1]:.3g}"
+
+    @property
+    def noise(self) -> float:
+        """Of single losses, while rates are too low to change them."""
+        beginning = self.losses[: self._first]
+        return stdev(beginning) if len(beginning) > 1 else 0.0
 
 
 def _optimizer(method: Method[Any], state: Any) -> Optimizer:
@@ -239,7 +277,7 @@ def _optimizer(method: Method[Any], state: Any) -> Optimizer:
     if optimizer is None or "lr" not in optimizer.param_groups[0]:
         raise UnsupportedError(
             "a learning-rate range test needs a method that trains by an optimizer; this one does "
-            "not. Use it with MAP, VI, VariationalLaplace, VOGN, IVON or Vadam"
+            "not. Use it with MAP, VI, VariationalLaplace or a natural-gradient method as IVON"
         )
     return optimizer
 

@@ -35,7 +35,8 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from functools import partial
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Generator, Tensor
@@ -43,19 +44,24 @@ from torch.optim import Optimizer
 
 from credo import noise as noise_sources
 from credo.checks import Count, NotNegative, Positive, checked
+from credo.collectives import Ranks
 from credo.errors import UnsupportedError
 from credo.families import DiagGaussian, links
 from credo.kl import has_closed_form, kl_monte_carlo, kl_per_segment
 from credo.method import (
+    DROWNED,
     Info,
     TemperedMethod,
     TrainedState,
+    average_over_ranks,
+    drowned_layer,
     refuse_nonfinite,
     segment_norms,
     temperature_of,
 )
 from credo.model import Model
 from credo.network import FlatParams, Selection
+from credo.network.flat import Gathering
 from credo.optim import by_name as optimizers
 from credo.packing import STORED
 from credo.posterior.posterior import Posterior
@@ -86,7 +92,9 @@ from credo.variational.scales import ScalePath, scale_rate
 class VIState(TrainedState):
     """q's parameters and everything a step reuses.
 
-    ``grad_scale`` is where the estimator leaves ∂/∂scale, turned in place into ∂/∂ρ.
+    ``grad_scale`` is where the estimator leaves ∂/∂scale, turned in place into ∂/∂ρ. ``scale``
+    belongs to ``rho`` whenever an update begins or ends. ``work`` is the estimator's, of which each
+    step changes what is its own.
     """
 
     flat: FlatParams
@@ -105,6 +113,8 @@ class VIState(TrainedState):
     optimizer: Optimizer = field(metadata=STORED)
     initial_kl: float = field(metadata=STORED)
     path: ScalePath = field(metadata=STORED)
+    work: GaussianStep
+    point_gathering: Gathering
 
 
 @final
@@ -129,6 +139,7 @@ class VI(TemperedMethod[VIState]):
         warmup: Epochs over which the KL's weight rises linearly from nothing.
         baseline: What the score estimator subtracts: "loo", "optimal" or "none".
         scale_ratio: ``scale_lr`` as a multiple of ``lr``, in its place; ten unless said.
+        shared_noise: Let all ranks draw the same weights: one sample for the batch of all of them.
         start: A Gaussian over the random weights to begin at, in place of the network's weights
             with small scales. A posterior that stays near it is then not warned of.
     """
@@ -147,7 +158,10 @@ class VI(TemperedMethod[VIState]):
     warmup: NotNegative = 0.0
     baseline: Baseline = "loo"
     scale_ratio: NotNegative | None = None
+    shared_noise: bool = False
     start: DiagGaussian | None = field(default=None, repr=False, compare=False)
+
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         scale_rate(self.lr, self.scale_lr, self.scale_ratio)
@@ -155,6 +169,11 @@ class VI(TemperedMethod[VIState]):
             raise UnsupportedError(
                 f"noise={self.noise!r} never draws the weights, so a KL sampled at the drawn "
                 f'weights (estimator={self.estimator!r}) does not exist: use estimator="reparam"'
+            )
+        if self.noise != "weight" and self.shared_noise:
+            raise UnsupportedError(
+                f"noise={self.noise!r} draws for every example, so that ranks with different "
+                'examples have nothing to share: use noise="weight", or leave shared_noise=False'
             )
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> VIState:
@@ -201,29 +220,28 @@ class VI(TemperedMethod[VIState]):
             optimizer=optimizers.build(self.optimizer, groups),
             initial_kl=0.0,
             path=ScalePath.starting_at(scale, prior_scale),
+            work=self._work(flat, random, DiagGaussian(mean, scale), grads),
+            point_gathering=Gathering(flat, fixed, grads[2]),
         )
         state.initial_kl = sum(self._kl(state).values())
         return state
 
     def update(self, state: VIState, batch: Batch) -> tuple[VIState, Info]:
         """One optimizer step on one minibatch."""
-        clock = state.clock
+        clock, step = state.clock, state.work
         clock.begin(state.num_data, len(batch[1]))
+        if clock.batch == 0:
+            # Once an epoch all is looked at; in between, what gradients and addresses tell.
+            state.flat.check()
         weight = self._kl_weight(state)
-        self._refresh_scale(state)
-        step = GaussianStep(
-            flat=state.flat,
-            random=state.random,
-            mean=state.mean,
-            scale=state.scale,
-            energy=lambda: state.model.mean_nll(batch),
-            kl_weight=weight,
-            samples=self.samples,
-            key=(clock.step,),
-            grad_mean=state.grad_mean,
-            grad_scale=state.grad_scale,
-        )
+        step.energy, step.kl_weight = partial(state.model.mean_nll, batch), weight
+        step.key = (clock.step,)
         nll = state.estimator.gradients(step)
+        if state.fixed.size:
+            state.point_gathering.take()
+        if state.ranks.several:
+            gradients = [state.grad_mean, state.grad_scale, state.grad_point]
+            nll = average_over_ranks(state, gradients, nll)
         refuse_nonfinite(nll, state.flat, clock)
         with torch.no_grad():
             if state.prior_term is not None:
@@ -232,18 +250,16 @@ class VI(TemperedMethod[VIState]):
                 )
             entropy_weight = 0.0 if state.estimator.integrates_kl else weight
             chain_to_rho_(state.grad_scale, state.scale, state.link, entropy_weight)
-            if state.fixed.size:
-                state.flat.gradient(state.fixed, out=state.grad_point)
             state.optimizer.step()
+            self._refresh_scale(state)
             if state.fixed.size:
                 with state.flat.writing() as vector:
                     state.fixed.write(vector, state.point)
-            for parameter in state.model.noise_parameters():
-                parameter.grad = None
+        for parameter in state.noise:
+            parameter.grad = None
         clock.tick()
         state.path.step(state.optimizer)
         if clock.batch == 0:
-            self._refresh_scale(state)
             state.path.end_epoch(state.scale, _prior_scale(state.prior, state.mean))
         return state, Info(nll)
 
@@ -258,7 +274,6 @@ class VI(TemperedMethod[VIState]):
     def posterior(self, state: VIState) -> Posterior:
         """q, with its own copies of all tensors; the network is left at q's mean."""
         self._write_mean(state)
-        self._refresh_scale(state)
         q = DiagGaussian(state.mean.clone(), state.scale.clone())
         return Posterior.at_network(state.model, q, draws=self.draws)
 
@@ -276,13 +291,50 @@ class VI(TemperedMethod[VIState]):
             "gradient_norm": segment_norms(state.grad_mean, state.random),
         }
 
+    @property
+    def looks_at_start(self) -> bool:
+        """Yes, unless it begins at a posterior, which need not fit the data."""
+        return self.start is None
+
+    def when_stuck(self, state: VIState) -> str:
+        """Wide draws want narrower first scales or a lower temperature, else it is the rate."""
+        name, ratio = drowned_layer(DiagGaussian(state.mean, state.scale), state.random)
+        if ratio < DROWNED:
+            return f"try another lr than {self.lr:g}, which credo.lr_range_test finds"
+        return (
+            f"the draws drown the weights, in {name} they are {ratio:.2g} times as large. Lower "
+            f"init_scale (now {self.init_scale:g}) or the temperature (now "
+            f"{temperature_of(self.temperature, state):.2g}), or take a narrower prior"
+        )
+
     def optimizer_of(self, state: VIState) -> Optimizer:
         """The one over means and scales."""
         return state.optimizer
 
     def restored(self, state: VIState) -> None:
-        """The network stands at the mean."""
+        """The network stands at the mean; the scales are those of ρ."""
         self._write_mean(state)
+        self._refresh_scale(state)
+
+    def _work(
+        self, flat: FlatParams, random: Selection, q: DiagGaussian, grads: list[Vector]
+    ) -> GaussianStep:
+        """What an estimator needs, but for a step's batch, weight and key."""
+        ranks = Ranks(alone=self.shared_noise)
+        return GaussianStep(
+            flat=flat,
+            random=random,
+            mean=q.mean,
+            scale=q.scale,
+            energy=_no_batch,
+            kl_weight=0.0,
+            samples=self.samples,
+            key=(),
+            grad_mean=grads[0],
+            grad_scale=grads[1],
+            rank=ranks.rank,
+            ranks=ranks.size,
+        )
 
     def _estimator(self, prior: FlatDistribution, q: DiagGaussian, seed: int) -> Estimator:
         source = noise_sources.source(self.draws, seed)
@@ -321,7 +373,6 @@ class VI(TemperedMethod[VIState]):
 
     def _kl(self, state: VIState) -> dict[str, float]:
         """KL of each segment; one entry for all where only Monte Carlo can tell."""
-        self._refresh_scale(state)
         q = DiagGaussian(state.mean, state.scale)
         if not has_closed_form(q, state.prior):
             generator = torch.Generator(state.mean.device).manual_seed(0)
@@ -338,7 +389,6 @@ class VI(TemperedMethod[VIState]):
 
     def _warn_if_degenerate(self, state: VIState) -> None:
         """Say so if the scales collapsed or the KL never moved."""
-        self._refresh_scale(state)
         relative = float((state.scale / _prior_scale(state.prior, state.mean)).median())
         if relative < 1e-3:
             warnings.warn(
@@ -356,6 +406,10 @@ class VI(TemperedMethod[VIState]):
                 "posterior is still its initial guess. Train longer, or raise lr and scale_lr.",
                 stacklevel=5,
             )
+
+
+def _no_batch() -> Tensor:
+    raise AssertionError("a step's energy is that of its batch")
 
 
 def _prior_scale(prior: FlatDistribution, like: Vector) -> Tensor:

@@ -107,10 +107,22 @@ def test_the_marks_of_a_known_curve() -> None:
     assert 0.005 < curve.steepest < 0.03
 
 
+def test_a_loss_that_never_fell_gives_no_suggestion() -> None:
+    """The first smoothed losses are means of few: the lowest of them is luck."""
+    rates = tuple(10.0 ** (k / 10 - 4) for k in range(31))
+    lucky = RateRange(rates, (0.5, 0.8, *[1.0] * 28, 0.95), None, noise=0.2)
+    assert lucky.lowest == rates[-1]
+    assert not lucky.fell
+    assert "none" in repr(lucky)
+    with pytest.raises(ConvergenceError, match="raise stop"):
+        _ = lucky.suggestion
+    assert RateRange(rates, (0.5, 0.8, *[1.0] * 28, 0.8), None, noise=0.2).fell
+
+
 def test_the_plot_is_written(tmp_path) -> None:
     path = RateRange((1e-3, 1e-2, 1e-1), (2.0, 1.0, 3.0), 0.3).plot(tmp_path / "new" / "range.png")
     assert path.read_bytes().startswith(b"\x89PNG")
-    flat = RateRange((1e-3, 1e-2), (1.0, 1.0), None)
+    flat = RateRange((1e-3, 1e-2), (1.0, 1.0), None)  # has no suggestion to mark
     assert flat.plot(tmp_path / "flat.svg").exists()
 
 
