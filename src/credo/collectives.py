@@ -10,6 +10,8 @@ the weights. A sum that all of them get is the only thing they have to exchange:
     >>> gradient = torch.tensor([1.0, 2.0])
     >>> ranks.sum_([gradient], notes=[3.0])      # the notes of every rank; the vector is the sum
     tensor([[3.]])
+    >>> ranks.average_([gradient], weight=8, numbers=[0.5])    # a mean, here over 8 examples
+    [0.5]
 
 A rank that dies. The others find its connections closed, or hear nothing until the process group's
 own timeout ends (``init_process_group(timeout=...)``). Whoever notices leaves a note in the group's
@@ -22,9 +24,11 @@ with a rank's own noise. `unaveraged` is a context in which it does not.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,19 +51,21 @@ POLL = timedelta(seconds=1)
 ROLL_CALL = 5.0
 """Seconds that ranks have to answer after a sum failed."""
 
+_MASK = (1 << 56) - 1
+
 
 class Ranks:
     """The processes of a group: by default all of them, and one where none was initialised.
 
     ``size`` is their number, ``rank`` this one's place among them, ``several`` whether there is
-    anybody to exchange sums with.
+    anybody to exchange sums with. ``alone`` is this process by itself, whoever else there is.
     """
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
-        self._group = group
+    def __init__(self, group: ProcessGroup | None = None, alone: bool = False) -> None:
+        self._group, self._alone = group, alone or _BY_ITSELF.get()
         self.size, self.rank = 1, 0
         self.names, self._name = [0], ""
-        members = (group or dist.group.WORLD) if _initialised() else None
+        members = (group or dist.group.WORLD) if _initialised() and not self._alone else None
         if members is not None:
             self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
             if self.rank < 0:
@@ -73,7 +79,7 @@ class Ranks:
 
     def refuse_newcomers(self) -> None:
         """Raise `RankError` if processes were joined after this was made."""
-        if not self.several and self._group is None and _initialised():
+        if not (self.several or self._alone) and self._group is None and _initialised():
             size = dist.get_world_size()
             if size > 1:
                 raise RankError(
@@ -104,6 +110,24 @@ class Ranks:
             vector.copy_(total)
         return answers.view(table.shape).cpu()
 
+    def average_(
+        self, vectors: Sequence[Vector], weight: float, numbers: Sequence[float] = ()
+    ) -> list[float]:
+        """Make each vector its mean over ranks, and return the means of the numbers.
+
+        Ranks count by their ``weight``, mostly the number of examples behind what they bring.
+        """
+        if not self.several:
+            return list(numbers)
+        for vector in vectors:
+            vector.mul_(weight)
+        weights, values = self.sum_(vectors, [weight, *numbers]).double().tensor_split([1], dim=1)
+        total = float(weights.sum())
+        for vector in vectors:
+            vector.div_(total)
+        means: list[float] = ((weights * values).sum(0) / total).tolist()
+        return means
+
     def gather(self, numbers: Sequence[int], device: torch.device | str = "cpu") -> list[list[int]]:
         """The whole numbers that every rank gave, by rank."""
         table = torch.zeros(self.size, len(numbers), dtype=torch.int64)
@@ -114,14 +138,63 @@ class Ranks:
         rows: list[list[int]] = table.tolist()
         return rows
 
+    def refuse_differences(
+        self, numbers: Mapping[str, int], remedy: str, device: torch.device | str = "cpu"
+    ) -> None:
+        """Raise `RankError` on all ranks if one differs from the first in one of the numbers."""
+        table = self.gather(list(numbers.values()), device)
+        for column, name in enumerate(numbers):
+            values = [row[column] for row in table]
+            odd = [self.names[i] for i, value in enumerate(values) if value != values[0]]
+            if odd:
+                many = "s" if len(odd) > 1 else ""
+                listed = ", ".join(str(rank) for rank in odd)
+                raise RankError(
+                    f"rank{many} {listed} and rank {self.names[0]} differ in their {name}, "
+                    f"which must be the same on every rank: {remedy}"
+                )
+
     def copy_from_first(self, tensors: Collection[Tensor]) -> None:
         """Overwrite the tensors of all ranks by those of the first."""
+        self.copy_from(0, tensors)
+
+    def copy_from(self, place: int, tensors: Collection[Tensor]) -> None:
+        """Overwrite the tensors of all ranks by those of the one at this place among them."""
         if self.several:
             for tensor in tensors:
                 self._start_and_wait(
                     tensor,
-                    lambda data: dist.broadcast(data, self.names[0], self._group, async_op=True),
+                    lambda data: dist.broadcast(
+                        data, self.names[place], self._group, async_op=True
+                    ),
                 )
+
+    def send(
+        self, place: int, tensors: Mapping[str, Tensor], meta: Any, device: torch.device | str
+    ) -> tuple[dict[str, Tensor], Any]:
+        """What the rank at this place gives, on every rank: tensors of any names, and JSON.
+
+        The other ranks' arguments do not count. Tensors arrive on ``device``.
+        """
+        if not self.several:
+            return dict(tensors), meta
+        mine = self.rank == place
+        kinds = {name: [list(t.shape), str(t.dtype)] for name, t in tensors.items()}
+        letter = json.dumps([kinds, meta]).encode() if mine else b""
+        length = self.gather([len(letter)], device)[place][0]
+        page = torch.zeros(length, dtype=torch.uint8, device=device)
+        if mine:
+            page.copy_(torch.frombuffer(bytearray(letter), dtype=torch.uint8))
+        self.copy_from(place, [page])
+        kinds, meta = json.loads(bytes(page.tolist()))
+        found = {}
+        for name, (shape, dtype) in kinds.items():
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            found[name] = torch.empty(shape, dtype=kind, device=device)
+            if mine:
+                found[name].copy_(tensors[name].detach())
+            self.copy_from(place, [found[name]])
+        return found, meta
 
     def _reduce(self, tensor: Tensor) -> None:
         self._start_and_wait(
@@ -189,6 +262,25 @@ class Ranks:
         if len(missing) > 1 and asked != "did not answer":
             return f"one or more of the ranks {named} {asked}"
         return f"rank{'s' if len(missing) > 1 else ''} {named} {asked}"
+
+
+_BY_ITSELF: ContextVar[bool] = ContextVar("by_itself", default=False)
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """A block in which every new `Ranks` is this process alone: it trains what is its own."""
+    token = _BY_ITSELF.set(True)
+    try:
+        yield
+    finally:
+        _BY_ITSELF.reset(token)
+
+
+def fingerprint(vector: Vector) -> int:
+    """A number that differs where bits do, and is the same on every rank where they don't."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[vector.element_size()]
+    return int(vector.view(whole).sum(dtype=torch.int64)) & _MASK
 
 
 def copy_from_first(net: nn.Module, group: ProcessGroup | None = None) -> None:

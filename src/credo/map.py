@@ -25,24 +25,26 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from credo.checks import Positive, checked
-from credo.families import Delta
+from credo.families import Delta, DiagGaussian
 from credo.method import (
     Info,
     TemperedMethod,
     TrainedState,
+    average_over_ranks,
     refuse_nonfinite,
     segment_norms,
     temperature_of,
 )
 from credo.model import Model
 from credo.network import FlatParams, Selection
+from credo.network.flat import Gathering
 from credo.optim import by_name as optimizers
 from credo.packing import STORED
 from credo.penalties import FlatPenalty, Kind, Penalty
@@ -52,15 +54,50 @@ from credo.types import Batch, FlatDistribution, Vector
 
 
 @final
+class PriorPull:
+    """Adds −weight·∇log p(w) to a gradient; that of a Gaussian around zero in one pass."""
+
+    def __init__(
+        self, prior: FlatDistribution | FlatPenalty, random: Selection, w: Vector, gradient: Vector
+    ) -> None:
+        self.prior, self._random = prior, random
+        self._all = w, gradient
+        self._parts = (random.view(w), random.view(gradient)) if random.is_one_run else None
+        self._precision: Tensor | None = None
+        if isinstance(prior, DiagGaussian) and not bool(prior.mean.any()):
+            precision = prior.precision
+            # 1/scale² may overflow where dividing twice by the scale does not.
+            self._precision = precision if bool(precision.isfinite().all()) else None
+
+    def add_(self, weight: float) -> None:
+        """To the gradient that it was made with, at the weights as they are."""
+        if self._parts is None:
+            w, gradient = (self._random.read(vector) for vector in self._all)
+        else:
+            w, gradient = self._parts
+        if self._precision is not None:
+            gradient.addcmul_(self._precision, w, value=weight)
+        else:
+            gradient.sub_(self.prior.grad_log_prob(w), alpha=weight)
+        if self._parts is None:
+            self._random.write(self._all[1], gradient)
+
+
+@final
 @dataclass
 class MAPState(TrainedState):
-    """The weights live in the network; the state holds the optimizer and its gradient buffer."""
+    """The weights live in the network; the state holds the optimizer and its gradient buffer.
+
+    ``pull`` is that of the ``prior``, made anew where another one is set.
+    """
 
     flat: FlatParams = field(metadata=STORED)
     everything: Selection
     prior: FlatDistribution | FlatPenalty
     optimizer: Optimizer = field(metadata=STORED)
     gradient: Vector
+    gathering: Gathering
+    pull: PriorPull | None = None
 
 
 @dataclass(frozen=True)
@@ -88,11 +125,13 @@ class PointMethod(TemperedMethod[MAPState]):
         groups = [
             {"params": [flat.vector, *model.noise_parameters()], "lr": self.lr, "name": "mean"}
         ]
+        everything = Selection.of(flat.segments)
         return MAPState(
             model=model,
             flat=flat,
             random=model.random,
-            everything=Selection.of(flat.segments),
+            everything=everything,
+            gathering=Gathering(flat, everything, gradient),
             prior=self._pull(model, num_data),
             num_data=num_data,
             optimizer=optimizers.build(self.optimizer, groups),
@@ -101,16 +140,27 @@ class PointMethod(TemperedMethod[MAPState]):
 
     def update(self, state: MAPState, batch: Batch) -> tuple[MAPState, Info]:
         """One optimizer step on one minibatch."""
-        state.clock.begin(state.num_data, len(batch[1]))
+        clock, flat = state.clock, state.flat
+        clock.begin(state.num_data, len(batch[1]))
         nll = self._gradient(state, batch)
+        if state.ranks.several:
+            nll = average_over_ranks(state, [state.gradient], nll)
+            refuse_nonfinite(nll, flat, clock)
         weight = temperature_of(self.temperature, state) / state.num_data
         if weight:
-            self._add_prior(state, weight)
-        with state.flat.writing():
+            if state.pull is None or state.pull.prior is not state.prior:
+                state.pull = PriorPull(state.prior, state.random, flat.vector, state.gradient)
+            state.pull.add_(weight)
+        # Once an epoch all is looked at; in between, what gradients and addresses tell.
+        if clock.batch == 0 or not flat.is_in_place():
+            flat.check()
+        try:
             state.optimizer.step()
-        for parameter in state.model.noise_parameters():
+        finally:
+            flat.tell()
+        for parameter in state.noise:
             parameter.grad = None
-        state.clock.tick()
+        clock.tick()
         return state, Info(nll)
 
     def posterior(self, state: MAPState) -> Posterior:
@@ -125,6 +175,11 @@ class PointMethod(TemperedMethod[MAPState]):
             "gradient_norm": segment_norms(state.gradient, state.everything),
         }
 
+    @property
+    def looks_at_start(self) -> bool:
+        """Yes."""
+        return True
+
     def optimizer_of(self, state: MAPState) -> Optimizer:
         """The one over the weights."""
         return state.optimizer
@@ -132,22 +187,15 @@ class PointMethod(TemperedMethod[MAPState]):
     def _backward(self, state: MAPState, loss: Tensor) -> float:
         """Leave the loss's gradient in ``state.gradient``, if it is a number; the loss itself."""
         value = loss.item()
-        refuse_nonfinite(value, state.flat, state.clock)
+        # Several ranks stop together, when they know each other's loss.
+        if not state.ranks.several:
+            refuse_nonfinite(value, state.flat, state.clock)
         loss.backward()
-        state.flat.gradient(state.everything, out=state.gradient)
+        state.gathering.take()
         return value
 
     def _pull_now(self, state: MAPState) -> float:
         return -float(state.prior.log_prob(state.random.read(state.flat.vector)))
-
-    @torch.no_grad()
-    def _add_prior(self, state: MAPState, weight: float) -> None:
-        if state.random.is_one_run:
-            pull = state.prior.grad_log_prob(state.random.view(state.flat.vector))
-            state.random.view(state.gradient).sub_(pull, alpha=weight)
-            return
-        pull = state.prior.grad_log_prob(state.random.read(state.flat.vector))
-        state.random.write(state.gradient, state.random.read(state.gradient) - weight * pull)
 
 
 @final
@@ -169,6 +217,8 @@ class MAP(PointMethod):
     """
 
     penalty: Penalty | Kind | None = None
+
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.penalty, str):

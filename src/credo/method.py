@@ -35,15 +35,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
-from torch import Generator, Tensor
+import torch
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from credo import packing
+from credo.collectives import Ranks
 from credo.errors import NonFiniteError
+from credo.families import Gaussian
 from credo.model import Model
 from credo.network import FlatParams, Selection
 from credo.packing import STORED
@@ -60,12 +63,14 @@ NOISE_LR = 3e-3
 class Clock:
     """Where training stands; `credo.fit` keeps it, and a bare loop advances it by `tick`.
 
-    ``num_batches`` is the number of minibatches in an epoch, 0 while unknown.
+    ``num_batches`` is the number of minibatches in an epoch, 0 while unknown; ``weight`` what this
+    rank's part of a minibatch counts among the others', its number of examples.
     """
 
     step: int = field(default=0, metadata=STORED)
     batch: int = field(default=0, metadata=STORED)
     num_batches: int = 0
+    weight: float = 1.0
 
     def begin(self, num_data: int, batch_size: int) -> None:
         """Infer the number of minibatches from the first one, unless `credo.fit` said it."""
@@ -88,8 +93,8 @@ class Clock:
 class Info:
     """What one update reports.
 
-    ``nll`` is the mean negative log-likelihood of the batch. It and the named numbers of ``extra``
-    are averaged over the epoch's batches into its record.
+    ``nll`` is the mean negative log-likelihood of the batch, that of all ranks. It and the named
+    numbers of ``extra`` are averaged over the epoch's batches into its record.
     """
 
     nll: float
@@ -107,12 +112,20 @@ class State:
 class TrainedState(State):
     """The state of a method that trains one distribution of a network's weights.
 
-    ``random`` are the weights that have a distribution, ``num_data`` the training examples in all.
+    ``random`` are the weights that have a distribution, ``num_data`` the training examples in all,
+    ``ranks`` the processes that train them together, ``noise`` the likelihood's learned parameters,
+    ``resolved`` a temperature that does not change with the epoch, and its value.
     """
 
     model: Model
     random: Selection
     num_data: int
+    ranks: Ranks = field(default_factory=Ranks)
+    resolved: tuple[Temperature, float] | None = None
+    noise: list[nn.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noise = self.model.noise_parameters()
 
 
 S = TypeVar("S", bound=State)
@@ -128,6 +141,32 @@ class Method(ABC, Generic[S]):
     """Whether a step takes all examples at once, whatever ``batch_size`` says."""
     default_epochs: ClassVar[int] = 20
     """How long `credo.fit` trains when it is not told."""
+    spreads: ClassVar[bool] = False
+    """Whether several ranks can train together.
+
+    `update` is then given this rank's part of a minibatch and makes the same step on every rank:
+    that of the whole minibatch. `finish` is given this rank's part of the data. What a state stores
+    is the same on every rank, so that the first one's is the run's."""
+
+    splits_batches: ClassVar[bool] = True
+    """Whether several ranks share every minibatch.
+
+    Otherwise each is given the whole of it and trains what is its own, until `meet`."""
+
+    @property
+    def orders(self) -> int:
+        """In how many orders a step sees the data.
+
+        Where there are several and `credo.fit` has the order in its hands, `update` is given a list
+        of as many minibatches."""
+        return 1
+
+    @property
+    def resamples(self) -> bool:
+        """Whether each order is of a sample of the examples with replacement, as many as there are.
+
+        Such a sample is drawn once for a run, and the first order is of one too."""
+        return False
 
     @abstractmethod
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> S:
@@ -173,6 +212,29 @@ class Method(ABC, Generic[S]):
             nll: The mean NLL over the epoch's batches.
         """
         return {}
+
+    def meet(self, state: S) -> None:
+        """Give every rank what the others trained by themselves; nothing where they share batches.
+
+        Called on all ranks at once, at the end of each epoch and before each checkpoint.
+
+        Args:
+            state: Each rank's own.
+        """
+        return None
+
+    @property
+    def looks_at_start(self) -> bool:
+        """Whether `credo.fit` warns, in words of `when_stuck`, if nothing is learned at first."""
+        return False
+
+    def when_stuck(self, state: S) -> str:
+        """Which setting to change if nothing is learned at first, as a clause for a warning.
+
+        Args:
+            state: After the first steps.
+        """
+        return "look at the data, and at the rate by credo.lr_range_test"
 
     def optimizer_of(self, state: S) -> Optimizer | None:
         """The optimizer whose rates a schedule may change; None if there is none.
@@ -230,7 +292,32 @@ class TemperedMethod(Method[S]):
 
 def temperature_of(temperature: Temperature, state: TrainedState) -> float:
     """η at this point of training."""
-    return temperature_at(temperature, state.random.segments, state.num_data, state.clock.epoch)
+    if state.resolved is not None and state.resolved[0] is temperature:
+        return state.resolved[1]
+    segments, epoch = state.random.segments, state.clock.epoch
+    value = temperature_at(temperature, segments, state.num_data, epoch)
+    if not callable(temperature):
+        state.resolved = (temperature, value)
+    return value
+
+
+def average_over_ranks(state: TrainedState, gradients: Sequence[Vector], nll: float) -> float:
+    """Make the gradients of this rank's batch those of all ranks' batches, and the NLL as well.
+
+    The gradients of a likelihood's learned noise are in ``.grad`` and go along. On one rank nothing
+    happens.
+    """
+    if not state.ranks.several:
+        return nll
+    vectors = list(gradients)
+    for parameter in state.noise:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        vectors.append(parameter.grad.view(-1))
+    with torch.no_grad():
+        vectors = vectors or [state.model.like]
+        (mean,) = state.ranks.average_(vectors, state.clock.weight, [nll])
+    return mean
 
 
 def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:
@@ -259,3 +346,21 @@ def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:
 def segment_norms(vector: Vector, selection: Selection) -> dict[str, float]:
     """The Euclidean norm of each segment of a vector that was read out."""
     return {name: float(vector[place].norm()) for name, place in selection.slices().items()}
+
+
+def drowned_layer(q: Gaussian, selection: Selection) -> tuple[str, float]:
+    """The weight matrix whose noise is largest beside its weights, and the ratio of their sizes."""
+    noise, mean = q.variance, q.mean
+    ratios = {
+        segment.name: float((noise[place].mean() / mean[place].square().mean()).sqrt())
+        for segment, place in zip(selection.segments, selection.slices().values(), strict=True)
+        if len(segment.shape) > 1
+    }
+    if not ratios:
+        return "", 0.0
+    name = max(ratios, key=ratios.__getitem__)
+    return name, ratios[name]
+
+
+DROWNED = 0.5
+"""Noise beyond this share of a layer's weights is said to drown them."""

@@ -45,10 +45,15 @@ def alone(kind: str, blocks: int = 1) -> Any:
     return work.outcome(opt, net)
 
 
-def assert_same(found: Any, expected: Any) -> None:
+ROUNDING = {"EVON": 1e-7}
+"""Directions that no gradient had are told apart by √ε of the moments: roundings grow by 1/√ε."""
+
+
+def assert_same(found: Any, expected: Any, kind: str = "") -> None:
     assert not isinstance(found, Raised), found
+    tolerance = ROUNDING.get(kind, 1e-12)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 def assert_all_raised(answers: list[Any], kind: str, *parts: str) -> None:
@@ -65,7 +70,7 @@ def assert_all_raised(answers: list[Any], kind: str, *parts: str) -> None:
 def test_half_batches_with_the_same_noise_are_the_whole_batch(kind: str, two: Crew) -> None:
     expected = alone(kind)
     for found in two.run(work.shares_of_a_batch, kind, (4, 4)):
-        assert_same(found, expected)
+        assert_same(found, expected, kind)
 
 
 @every
@@ -73,7 +78,14 @@ def test_half_batches_with_the_same_noise_are_the_whole_batch(kind: str, two: Cr
 def test_different_noise_is_that_of_several_samples(kind: str, blocks: int, two: Crew) -> None:
     expected = alone(kind, 2 * blocks)
     for found in two.run(work.own_draws, kind, blocks):
-        assert_same(found, expected)
+        assert_same(found, expected, kind)
+
+
+@every
+def test_divided_losses_are_added_on_each_rank(kind: str, two: Crew) -> None:
+    expected = alone(kind, 4)
+    for found in two.run(work.added_blocks, kind, 2):
+        assert_same(found, expected, kind)
 
 
 def test_vogn_weighs_ranks_by_their_examples(two: Crew) -> None:
@@ -100,14 +112,14 @@ def test_a_state_moves_between_numbers_of_ranks(kind: str, two: Crew) -> None:
     expected = work.outcome(opt, whole)
 
     for found in two.run(work.continued, kind, *on_one):
-        assert_same(found, expected)
+        assert_same(found, expected, kind)
     state, values = two.run(work.stopped, kind)[1]
     net = work.network(seed=5)
     other = work.make(kind, net, seed=77)
     net.load_state_dict(values)
     other.load_state_dict(state)
     work.train(other, net, 3, 6, 2)
-    assert_same(work.outcome(other, net), expected)
+    assert_same(work.outcome(other, net), expected, kind)
 
 
 def test_notes_are_exact_in_half_precision(two: Crew) -> None:
@@ -128,7 +140,7 @@ def test_each_rank_can_train_for_itself(two: Crew) -> None:
 # --- DistributedDataParallel ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["IVON", "VOGN", "Vadam", "VON"])
+@pytest.mark.parametrize("kind", ["EVON", "IVON", "VOGN", "Vadam", "VON"])
 @pytest.mark.parametrize("way", ["given", "views", "no_sync", "hook"])
 def test_ddp_that_does_not_average_changes_nothing(kind: str, way: str, two: Crew) -> None:
     expected = two.run(work.without_ddp, kind)[0]
@@ -136,7 +148,7 @@ def test_ddp_that_does_not_average_changes_nothing(kind: str, way: str, two: Cre
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["IVON", "VOGN", "Vadam", "VON"])
+@pytest.mark.parametrize("kind", ["EVON", "IVON", "VOGN", "Vadam", "VON"])
 @pytest.mark.parametrize("way", ["network", "parameters"])
 def test_plain_ddp_is_refused(kind: str, way: str, two: Crew) -> None:
     answers = two.run(work.with_ddp, kind, way)
@@ -204,7 +216,7 @@ def test_ranks_that_join_after_the_optimizer_was_built(monkeypatch: pytest.Monke
 # --- numbers that are not finite ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["IVON", "VOGN", "Vadam", "VON"])
+@pytest.mark.parametrize("kind", ["EVON", "IVON", "VOGN", "Vadam", "VON"])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(kind: str, two: Crew) -> None:
     """The ranks' scalers then differ, which must not matter."""
     expected = two.run(work.after_a_skip, kind)[0]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,13 +17,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import credo
 from credo import storage
 from credo.errors import (
+    BindingError,
     CheckpointError,
     DataError,
     FileFormatError,
     NonFiniteError,
-    UnsupportedError,
 )
 from credo.train import loop
+from credo.train.feed import make_feed
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 
@@ -99,7 +99,7 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
     assert winner < 3
     assert same(best, fit(method, epochs=winner + 1))
     random = best.model.weights(best.model.random)
-    assert torch.equal(random, best.mean)
+    assert torch.equal(random, best.centre)
 
     monkeypatch.setattr(
         type(method), "update", _dies_after(type(method).update, _steps(method, 17))
@@ -133,11 +133,11 @@ def test_methods_keep_dtype_and_leave_the_net_at_the_mean(name) -> None:
         network.train()
         x, y = data()
         posterior = fit(METHODS[name].make(), network=network, train=(x.to(dtype), y), epochs=1)
-        assert posterior.mean.dtype == dtype
+        assert posterior.q.mean.dtype == dtype
         assert posterior.predict(x.to(dtype), samples=3).probs.dtype == dtype
         flat = credo.network.bind(network)
         model = posterior.model
-        assert torch.equal(model.random.read(flat.vector), posterior.mean)
+        assert torch.equal(model.random.read(flat.vector), posterior.centre)
         assert network.training
 
 
@@ -147,6 +147,7 @@ sys.path[:0] = [{tests!r}, {support!r}]
 torch.set_num_threads(1)
 import test_training_survives as t
 from credo.train import loop
+from credo.train.feed import make_feed
 import credo
 loop.SECONDS_BETWEEN_CHECKPOINTS = 0.02
 t.fit(credo.VI(lr=0.01), sys.argv[1], epochs=80).save(sys.argv[1] + "/posterior.safetensors")
@@ -344,12 +345,6 @@ def test_degenerate_posteriors_are_told() -> None:
         fit(credo.VI(lr=1e-9), epochs=1)
 
 
-def test_several_ranks_are_refused_with_the_remedy(monkeypatch) -> None:
-    monkeypatch.setattr(loop, "Ranks", lambda: SimpleNamespace(several=True))
-    with pytest.raises(UnsupportedError, match=r"credo\.optim in a loop of your own"):
-        fit(credo.MAP())
-
-
 def test_validation_leaves_out_labels_that_are_to_be_ignored() -> None:
     """Per-pixel labels, some void: the accuracy is over the others."""
     x = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -363,3 +358,39 @@ def test_validation_leaves_out_labels_that_are_to_be_ignored() -> None:
     expected = (predicted == y)[y != 7].double().mean().item()
     assert posterior.history[-1]["val_accuracy"] == pytest.approx(expected)
     assert expected > 0.9
+
+
+@pytest.mark.parametrize("name", ["MAP", "VI"])
+@pytest.mark.parametrize("change", ["double", "replace", "freeze"])
+def test_a_network_that_is_changed_in_the_middle_of_an_epoch_is_noticed(name, change) -> None:
+    """At the next step: not all is looked at in every step, but nothing is trained unseen."""
+    network, steps = net(), []
+
+    class Meddler(credo.train.Reporter):
+        def step(self, epoch: int, batch: int, nll: float) -> None:
+            steps.append(batch)
+            if len(steps) != 3:
+                return
+            layer = network[4]
+            if change == "double":
+                layer.weight.data = layer.weight.data.clone()
+            elif change == "replace":
+                layer.weight = nn.Parameter(layer.weight.detach().clone())
+            else:
+                layer.weight.requires_grad_(False)
+
+    model = credo.Model(network, credo.likelihoods.Categorical())
+    with pytest.raises(BindingError, match=r"re-typed|replaced"):
+        credo.fit(model, METHODS[name].make(), data(), 2, 16, progress=Meddler())
+    assert len(steps) == 3
+
+
+def test_small_minibatches_looked_up_together_are_those_looked_up_one_by_one() -> None:
+    x, y = data(101)
+    model = credo.Model(net(), credo.likelihoods.Categorical())
+    together = list(make_feed((x, y), 7, model).batches(3, 1, skip=2))
+    alone = list(make_feed(((x,), y), 7, model).batches(3, 1, skip=2))
+    assert len(together) == 13
+    for (inputs, targets), ((other,), other_targets) in zip(together, alone, strict=True):
+        assert torch.equal(inputs, other)
+        assert torch.equal(targets, other_targets)

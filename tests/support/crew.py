@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -82,8 +83,10 @@ class Crew:
 
     def close(self) -> None:
         for process, line in zip(self.processes, self.lines, strict=True):
+            # One that is about to die is alive still, and does not read any more.
             if process.is_alive():
-                line.send(None)
+                with suppress(BrokenPipeError):
+                    line.send(None)
         for process in self.processes:
             process.join(10)
             if process.is_alive():

@@ -42,8 +42,10 @@ METHODS: dict[str, Row] = {
     "VI, score": Row(lambda: credo.VI(lr=0.01, estimator="score", samples=4), False),
     "IVON": Row(lambda: credo.IVON()),
     "IVON, two samples": Row(lambda: credo.IVON(samples=2), False),
+    "EVON": Row(lambda: credo.EVON(refresh=2)),
+    "EVON, one-sided": Row(lambda: credo.EVON(refresh=2, one_sided=True, hess_clip=10.0), False),
     "VOGN": Row(lambda: credo.VOGN()),
-    "Vadam": Row(lambda: credo.Vadam()),
+    "Vadam": Row(lambda: credo.Vadam(lr=0.02)),
     "VariationalLaplace": Row(lambda: credo.VariationalLaplace(lr=0.01), smooth=True),
     "VariationalLaplace, fixed point": Row(
         lambda: credo.VariationalLaplace(lr=0.01, scales="fixed_point", route="exact"),
@@ -58,6 +60,23 @@ METHODS: dict[str, Row] = {
     "Laplace, low rank": Row(lambda: credo.Laplace(structure="low_rank", rank=5)),
     "Laplace, online": Row(
         lambda: credo.Laplace(structure="diag", train=credo.MAP(lr=0.01), evidence_every=2), False
+    ),
+    "Ensemble": Row(lambda: credo.Ensemble(credo.MAP(lr=0.01), members=3)),
+    "Ensemble, VI": Row(lambda: credo.Ensemble(credo.VI(lr=0.01), members=2), False),
+    "Ensemble, IVON": Row(lambda: credo.Ensemble(credo.IVON(lr=1.0), members=2), False),
+    "Ensemble, Laplace": Row(
+        lambda: credo.Ensemble(credo.Laplace(train=credo.MAP(lr=0.01)), members=2), False
+    ),
+    "Ensemble, bootstrap": Row(
+        lambda: credo.Ensemble(credo.MAP(lr=0.01), members=2, bootstrap=True), False
+    ),
+    "Ensemble, SGLD": Row(
+        lambda: credo.Ensemble(credo.SGLD(lr=0.02, warmup=1, thin=2, keep=5, chains=2), members=2),
+        False,
+    ),
+    "MCDropout": Row(lambda: credo.MCDropout(p=0.1, train=credo.MAP(lr=0.01)), False),
+    "Ensemble, MCDropout": Row(
+        lambda: credo.Ensemble(credo.MCDropout(p=0.1, train=credo.MAP(lr=0.01)), members=2), False
     ),
     "HMC": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2)),
     "MALA": Row(lambda: credo.MALA(warmup=2, chains=3, spread=0.0)),

@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from credo import collectives
 from credo.likelihoods import Categorical
-from credo.optim import IVON, VOGN, VON, NaturalOptimizer, Vadam
+from credo.optim import EVON, IVON, VOGN, VON, NaturalOptimizer, Vadam
 
 KINDS: dict[str, tuple[type[NaturalOptimizer], dict[str, Any]]] = {
+    "EVON": (EVON, {"refresh": 2}),
     "IVON": (IVON, {}),
     "VOGN": (VOGN, {}),
     "Vadam": (Vadam, {}),
@@ -80,7 +81,7 @@ def weights(net: nn.Module) -> Tensor:
 
 
 def outcome(opt: NaturalOptimizer, net: nn.Module) -> tuple[Tensor, Tensor]:
-    parts = [opt.state[p][name].reshape(-1) for p in net.parameters() for name in opt.vectors]
+    parts = [t.reshape(-1) for p in net.parameters() for t in opt.state[p].values()]
     return weights(net), torch.cat(parts)
 
 
@@ -103,6 +104,19 @@ def own_draws(kind: str, blocks: int) -> Any:
     net = network()
     opt = make(kind, net)
     train(opt, net, 0, 5, blocks)
+    return outcome(opt, net)
+
+
+def added_blocks(kind: str, blocks: int) -> Any:
+    """Losses that are divided by the number of blocks."""
+    net = network()
+    opt = make(kind, net, accumulation="sum")
+    for step in range(5):
+        for _ in range(blocks):
+            with opt.sampled():
+                x, y = batch(step)
+                backward(opt, F.cross_entropy(net(x), y) / blocks)
+        opt.step()
     return outcome(opt, net)
 
 

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from credo.autodiff.jacobians import Jacobians
 from credo.autodiff.loss import Loss
+from credo.collectives import Ranks
 from credo.laplace.structures import DataCurvature
 from credo.likelihoods.curvature import curvature_roots, number_of_roots
 from credo.model import Model
@@ -67,6 +68,21 @@ class DataPass:
         with evaluating(self.model.net):
             for part in self._regrouped([batch]):
                 self._add(part)
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Make the sums those of all ranks."""
+        if not ranks.several:
+            return
+        self.curvature.add_up(ranks)
+        sums = torch.tensor(
+            [self.log_likelihood, self.targets, self.examples], dtype=torch.float64,
+            device=self._flat.vector.device,
+        )  # fmt: skip
+        ranks.sum_([sums])
+        log_likelihood, targets, examples = sums.tolist()
+        self.log_likelihood, self.targets, self.examples = (
+            log_likelihood, int(targets), int(examples)
+        )  # fmt: skip
 
     def pack(self) -> tuple[dict[str, Tensor], Json]:
         """The sums so far."""

@@ -138,6 +138,7 @@ class Laplace(TemperedMethod[LaplaceState]):
     max_memory: Positive = 4e9
 
     default_epochs: ClassVar[int] = 0
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.curvature == "hessian" and self.structure in ("kron", "low_rank"):
@@ -161,6 +162,11 @@ class Laplace(TemperedMethod[LaplaceState]):
         self._check(self._subject(model))
         trained = with_fixed_noise(model) if self.evidence_every else model
         training = self._map.init(trained, num_data, generator)
+        if self.evidence_every and training.ranks.several:
+            raise UnsupportedError(
+                "evidence_every adds up the curvature of an epoch, of which every rank has a part: "
+                "train in one process, or learn the prior at the end by optimise_prior"
+            )
         return LaplaceState(
             model=model,
             training=training,
@@ -186,6 +192,7 @@ class Laplace(TemperedMethod[LaplaceState]):
         """One pass over the data at the weights the network has now."""
         gathered = self._pass(state)
         gathered.take(data)
+        gathered.add_up(state.training.ranks)
         evidence = self._evidence(state, gathered)
         if state.clock.step == 0:
             warn_if_untrained(gathered, evidence)
@@ -262,7 +269,10 @@ class Laplace(TemperedMethod[LaplaceState]):
     def _pass(self, state: LaplaceState) -> DataPass:
         model = self._subject(state.model)
         self._check(model)
-        seed = key_to_seed(state.seed, state.clock.step)
+        ranks = state.training.ranks
+        # Labels that are drawn for the Fisher information are each rank's own.
+        place = (ranks.rank,) if ranks.several else ()
+        seed = key_to_seed(state.seed, state.clock.step, *place)
         return DataPass(
             model,
             self._gatherer(model),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.autodiff.jacobians import Jacobians
+from credo.collectives import Ranks
 from credo.families import LowRankGaussian
 from credo.laplace.structures import DataCurvature
 from credo.types import Segment, Vector
@@ -42,6 +43,14 @@ class LowRankCurvature(DataCurvature):
         rows = jacobians.pull(roots).flatten(0, 1)
         self.image.addmm_(rows.mT, rows @ self.probe)
         self._trace += float(rows.square().sum())
+        self.__dict__.pop("factor", None)
+
+    def add_up(self, ranks: Ranks) -> None:
+        """The sum of images, and of traces."""
+        image, trace = self.image.flatten(), self._trace.to(self.like.device, copy=True).view(1)
+        ranks.sum_([image])
+        ranks.sum_([trace])
+        self.image, self._trace = image.view(self.image.shape), trace[0].to(self._trace.device)
         self.__dict__.pop("factor", None)
 
     @cached_property

@@ -25,6 +25,7 @@ from torch import Tensor
 from credo.autodiff.jacobians import Jacobians
 from credo.autodiff.layer_jacobians import DiagonalFactors, KronFactors
 from credo.autodiff.loss import Loss
+from credo.collectives import Ranks
 from credo.errors import DataError, UnsupportedError
 from credo.families import (
     DiagGaussian,
@@ -58,6 +59,10 @@ class DataCurvature(ABC):
             'curvature="hessian" is taken with structure="full" or "diag": the exact Hessian has '
             "no factors, and not only positive eigenvalues"
         )
+
+    @abstractmethod
+    def add_up(self, ranks: Ranks) -> None:
+        """Make H the sum of all ranks'."""
 
     @property
     @abstractmethod
@@ -100,6 +105,10 @@ class DiagonalCurvature(DataCurvature):
         """The Hessian's diagonal, by P products with it."""
         self.diagonal += loss.hessian_diagonal(theta)
 
+    def add_up(self, ranks: Ranks) -> None:
+        """Their sum."""
+        ranks.sum_([self.diagonal])
+
     @property
     def trace(self) -> float:
         """Its sum."""
@@ -141,6 +150,10 @@ class FullCurvature(DataCurvature):
     def add_exact(self, loss: Loss, theta: Vector) -> None:
         """The Hessian."""
         self.matrix += loss.hessian(theta)
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Their sum."""
+        ranks.sum_([self.matrix.view(-1)])
 
     @property
     def trace(self) -> float:
@@ -204,6 +217,25 @@ class KronCurvature(DataCurvature):
                     f"the network uses {mine.name} in another way after {before} examples: its "
                     'curvature has Kronecker factors on some batches only; use structure="diag"'
                 )
+        self.__dict__.pop("_eigen", None)
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Left factors add up, right factors average, by the ranks' examples."""
+        sums, means = [], []
+        for factors in self.factors:
+            if isinstance(factors, DiagonalFactors):
+                sums.append(factors.diagonal)
+            else:
+                sums.append(factors.left)
+                means.append(factors.right)
+        # Whatever their layout in memory, ranks agree on their order.
+        wholes = [[tensor.reshape(-1).clone() for tensor in some] for some in (sums, means)]
+        examples = ranks.sum_(wholes[0], [self.examples])
+        ranks.average_(wholes[1] or [self.like], self.examples)
+        for some, whole in zip((sums, means), wholes, strict=True):
+            for tensor, total in zip(some, whole, strict=True):
+                tensor.copy_(total.view(tensor.shape))
+        self.examples = int(examples.sum())
         self.__dict__.pop("_eigen", None)
 
     @cached_property

@@ -3,20 +3,39 @@
 `credo.fit` owns the order wherever it can: epoch e visits the examples in the permutation drawn
 from (seed, e), so any step of any epoch can be reached again. A user's own shuffling DataLoader is
 taken as it is, and its runs resume exactly at epoch boundaries only.
+
+Several ranks share every minibatch of that order: each takes its part of it, equal but for one
+example. So what a step learns from does not depend on the number of ranks. At the end of an epoch
+there may be fewer examples left than ranks; those that get none are given one that stands in, which
+must count nothing. A DataLoader is given to each rank by the user, with a `DistributedSampler`.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
-from credo.errors import DataError
+from credo.collectives import Ranks
+from credo.errors import DataError, RankError
 from credo.model import Model
 from credo.network.batches import (
     input_rows,
@@ -29,6 +48,10 @@ from credo.network.state import evaluating
 from credo.noise import key_to_seed
 from credo.types import Batch, Inputs
 
+MOST_BATCHES = 256
+NUMBERS_AT_ONCE = 1 << 18
+"""A megabyte in float32, which stays in cache until it is used."""
+
 
 class Feed(ABC):
     """An epoch's batches, again and again."""
@@ -37,31 +60,95 @@ class Feed(ABC):
     num_batches: int
     exact: bool
     """Whether the same (seed, epoch) always gives the same batches."""
+    ranks: Ranks
+    """Who shares the batches."""
+
+    resample: int | None = None
+    """The seed of the sample with replacement that stands for the data; None for all of them."""
 
     @abstractmethod
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, without the first ``skip``."""
+        """This rank's parts of an epoch's batches, without the first ``skip``."""
+
+    def in_orders(
+        self, orders: int, resamples: bool, seed: int, epoch: int, skip: int = 0
+    ) -> Iterator[list[Batch]]:
+        """As many batches at a time as there are orders; the first order is that of `batches`."""
+        seeds = [seed, *(key_to_seed(seed, 3, order) for order in range(1, orders))]
+        each = []
+        for own in seeds:
+            feed = copy.copy(self)
+            feed.resample = key_to_seed(own, 4) if resamples else None
+            each.append(feed.batches(own, epoch, skip))
+        return map(list, zip(*each, strict=True))
+
+    def stands_in(self, batch: int) -> bool:
+        """Whether this rank has no part of the epoch's batch of this number, but a stand-in."""
+        return False
+
+    def own_batches(self, seed: int, epoch: int) -> Iterator[Batch]:
+        """Those of `batches` that are this rank's: all ranks together have every example once."""
+        for number, batch in enumerate(self.batches(seed, epoch)):
+            if not self.stands_in(number):
+                yield batch
 
     @abstractmethod
     def check(self, model: Model) -> None:
         """Raise `DataError` if training on this can't be meant."""
 
 
-class TensorFeed(Feed):
-    """Examples that are rows of tensors."""
+class PermutedFeed(Feed):
+    """Examples that can be reached by their numbers, in an order of ours."""
 
     exact = True
 
-    def __init__(self, inputs: Inputs, targets: Tensor, batch_size: int) -> None:
-        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
-        self.num_data = len(targets)
-        self.num_batches = -(-self.num_data // batch_size)
+    def __init__(self, num_data: int, batch_size: int, ranks: Ranks) -> None:
+        self.num_data, self.batch_size, self.ranks = num_data, batch_size, ranks
+        self.num_batches = -(-num_data // batch_size)
+
+    def stands_in(self, batch: int) -> bool:
+        """At the end of an epoch, where there are fewer examples than ranks."""
+        left = self.num_data - batch * self.batch_size
+        return self.ranks.rank >= min(left, self.batch_size)
+
+    def _rows(
+        self, seed: int, epoch: int, skip: int, device: torch.device | str = "cpu"
+    ) -> Iterator[Tensor]:
+        """The examples of each batch, in the permutation of (seed, epoch); this rank's of them."""
+        order = permutation(self.num_data, seed, epoch)
+        if self.resample is not None:
+            generator = torch.Generator().manual_seed(self.resample)
+            order = torch.randint(self.num_data, (self.num_data,), generator=generator)[order]
+        order = order.to(device)
+        for chosen in islice(order.split(self.batch_size), skip, None):
+            if self.ranks.several:
+                own = chosen.tensor_split(self.ranks.size)[self.ranks.rank]
+                yield own if len(own) else chosen[:1]
+            else:
+                yield chosen
+
+
+class TensorFeed(PermutedFeed):
+    """Examples that are rows of tensors."""
+
+    def __init__(self, inputs: Inputs, targets: Tensor, batch_size: int, ranks: Ranks) -> None:
+        super().__init__(len(targets), batch_size, ranks)
+        self.inputs, self.targets = inputs, targets
 
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Rows in the permutation of (seed, epoch)."""
-        order = permutation(self.num_data, seed, epoch).to(self.targets.device)
-        for chosen in islice(order.split(self.batch_size), skip, None):
-            yield input_rows(self.inputs, chosen), self.targets[chosen]
+        """Rows of the tensors."""
+        rows = self._rows(seed, epoch, skip, self.targets.device)
+        if self.ranks.several or not isinstance(self.inputs, Tensor):
+            for chosen in rows:
+                yield input_rows(self.inputs, chosen), self.targets[chosen]
+            return
+        # Small minibatches are looked up many at a time: a look-up takes as long as a small step.
+        numbers = self.batch_size * (self.inputs[0].numel() + self.targets[0].numel())
+        at_once = max(1, min(MOST_BATCHES, NUMBERS_AT_ONCE // max(1, numbers)))
+        while group := list(islice(rows, at_once)):
+            chosen = group[0] if len(group) == 1 else torch.cat(group)
+            inputs = self.inputs[chosen].split(self.batch_size)
+            yield from zip(inputs, self.targets[chosen].split(self.batch_size), strict=True)
 
     def check(self, model: Model) -> None:
         """Finite inputs; outputs that exist; targets that the likelihood takes, all of them."""
@@ -83,20 +170,16 @@ class TensorFeed(Feed):
             model.likelihood.check(template, targets)
 
 
-class DatasetFeed(Feed):
+class DatasetFeed(PermutedFeed):
     """A map-style dataset, collated here so that the order is ours."""
 
-    exact = True
-
-    def __init__(self, dataset: Dataset[Any], batch_size: int) -> None:
-        self.dataset, self.batch_size = dataset, batch_size
-        self.num_data = len(dataset)  # type: ignore[arg-type]
-        self.num_batches = -(-self.num_data // batch_size)
+    def __init__(self, dataset: Dataset[Any], batch_size: int, ranks: Ranks) -> None:
+        super().__init__(len(dataset), batch_size, ranks)  # type: ignore[arg-type]
+        self.dataset = dataset
 
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Examples in the permutation of (seed, epoch)."""
-        order = permutation(self.num_data, seed, epoch)
-        for chosen in islice(order.split(self.batch_size), skip, None):
+        """Examples, one by one."""
+        for chosen in self._rows(seed, epoch, skip):
             yield unpack_batch(default_collate([self.dataset[int(row)] for row in chosen]))
 
     def check(self, model: Model) -> None:
@@ -106,24 +189,46 @@ class DatasetFeed(Feed):
 
 
 class LoaderFeed(Feed):
-    """A user's DataLoader, in its own order."""
+    """A user's DataLoader, in its own order; a `DistributedSampler` is told the epoch."""
 
     exact = False
 
-    def __init__(self, loader: DataLoader[Any], num_data: int) -> None:
-        self.loader, self.num_data = loader, num_data
+    def __init__(self, loader: DataLoader[Any], num_data: int, ranks: Ranks) -> None:
+        self.loader, self.num_data, self.ranks = loader, num_data, ranks
         try:
             self.num_batches = len(loader)
         except TypeError:
             self.num_batches = -(-num_data // (loader.batch_size or 1))
 
     def batches(self, seed: int, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """What the loader yields."""
+        """What the loader yields, as many on every rank."""
+        sampler = _sampler_of(self.loader)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(epoch)
+        number = skip
         for batch in islice(self.loader, skip, None):
+            if self.ranks.several:
+                self._agree(number, goes_on=True)
             yield unpack_batch(batch)
+            number += 1
+        if self.ranks.several:
+            self._agree(number, goes_on=False)
+
+    def _agree(self, number: int, goes_on: bool) -> None:
+        """Without this, ranks whose loaders end early would leave the others waiting for sums."""
+        answers = [bool(row[0]) for row in self.ranks.gather([goes_on])]
+        if any(answers) and not all(answers):
+            done = [str(name) for name, on in zip(self.ranks.names, answers, strict=True) if not on]
+            raise RankError(
+                f"the DataLoader of rank{'s' if len(done) > 1 else ''} {', '.join(done)} ended "
+                f"after {number} batches, others did not: give every rank as many batches, e.g. "
+                "by sampler=DistributedSampler(dataset)"
+            )
 
     def check(self, model: Model) -> None:
-        """Look at the first batch."""
+        """Look at the first batch, and at how ranks share the data."""
+        if self.ranks.several:
+            _refuse_unshared(self.loader, self.ranks)
         with torch.random.fork_rng(devices=[]):
             first = next(iter(self.loader), None)
         if first is None:
@@ -131,17 +236,38 @@ class LoaderFeed(Feed):
         check_batch(model, unpack_batch(first))
 
 
+class Passes:
+    """A pass over the data as often as it is asked for: every ``iter`` begins anew.
+
+    Args:
+        begin: From nothing to the batches of one pass.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._begin()
+
+
 def make_feed(
-    data: Any, batch_size: int, model: Model, num_data: int | None = None, whole: bool = False
+    data: Any,
+    batch_size: int,
+    model: Model,
+    num_data: int | None = None,
+    whole: bool = False,
+    ranks: Ranks | None = None,
 ) -> Feed:
     """The feed for a tuple of tensors or arrays, a Dataset, or a DataLoader.
 
-    ``whole`` puts all examples into one batch, which a DataLoader must do itself.
+    ``whole`` puts all examples into one batch, which a DataLoader must do itself. A batch of
+    ``batch_size`` examples is shared by the ``ranks``; without them this process has it all.
     """
+    ranks = ranks or Ranks(alone=True)
     if batch_size < 1:
         raise DataError(f"batch_size={batch_size} must be at least 1")
     if isinstance(data, DataLoader):
-        return LoaderFeed(data, num_data or _loader_size(data))
+        return LoaderFeed(data, num_data or _loader_size(data), ranks)
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, IterableDataset):
@@ -158,11 +284,12 @@ def make_feed(
                                      and not isinstance(data, list | tuple | Mapping)):  # fmt: skip
         if not len(data):  # type: ignore[arg-type]
             raise DataError("the training data is empty")
-        return DatasetFeed(data, len(data) if whole else batch_size)  # type: ignore[arg-type]
+        size = len(data) if whole else batch_size  # type: ignore[arg-type]
+        return DatasetFeed(data, size, ranks)
     inputs, targets = training_tensors(*unpack_batch(data), model.like)
     if targets.dim() == 0 or not len(targets):
         raise DataError("the training data is empty")
-    return TensorFeed(inputs, targets, len(targets) if whole else batch_size)
+    return TensorFeed(inputs, targets, len(targets) if whole else batch_size, ranks)
 
 
 def permutation(n: int, seed: int, epoch: int) -> Tensor:
@@ -191,6 +318,32 @@ def trial_outputs(model: Model, inputs: Inputs) -> Tensor:
             f"the network can't take these inputs ({shapes}): {error}. The first dimension counts "
             "examples; the others must be what the network expects."
         ) from error
+
+
+UNSHARED = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Torch's samplers that know nothing of ranks. Of others it can't be told."""
+
+
+def _sampler_of(loader: DataLoader[Any]) -> object:
+    """Who chooses the examples: None where the loader was not given one that says."""
+    batches = loader.batch_sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
+
+
+def _refuse_unshared(loader: DataLoader[Any], ranks: Ranks) -> None:
+    sampler = _sampler_of(loader)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas != ranks.size:
+        raise DataError(
+            f"the DataLoader's DistributedSampler is for {sampler.num_replicas} ranks, but there "
+            f"are {ranks.size}: make it after init_process_group, without num_replicas"
+        )
+    if type(sampler) in UNSHARED and not isinstance(loader.dataset, IterableDataset):
+        raise DataError(
+            f"{ranks.size} ranks would each train on all examples: a DataLoader with a "
+            f"{type(sampler).__name__} knows nothing of ranks. Give it "
+            "sampler=torch.utils.data.DistributedSampler(dataset) in the place of shuffle=True, or "
+            "give credo.fit the dataset itself, which it shares out"
+        )
 
 
 def _loader_size(loader: DataLoader[Any]) -> int:

@@ -39,24 +39,48 @@ class RunFolder:
         self.best_path = self.path / "best.safetensors"
         self.metrics_path = self.path / "metrics.jsonl"
 
-    def begin(self, config: Json, resume: bool) -> bool:
-        """Whether there is a run of this configuration to resume; starts a new one otherwise."""
+    def batch_size(self, asked: int, ranks: int) -> int:
+        """The examples of a minibatch, all ranks together, if each was asked to take so many.
+
+        A run keeps the minibatches it began with: the same call on another number of ranks shares
+        those out.
+        """
+        began = (self._read_config() or {}).get("ranks", {})
+        if began.get("batch_size") == asked:
+            ranks = began["number"]
+        return asked * ranks
+
+    def holds(self, config: Json) -> bool:
+        """Whether there is a run of this configuration to resume."""
         stored = self._read_config()
-        if stored is not None and resume and self.state_path.exists():
-            self._refuse_other_version(stored.pop("checkpoint_version", 1))
-            different = differences(stored, json.loads(json.dumps(_plain(config))))
-            if different:
-                raise CheckpointError(
-                    f"{self.path} holds a run with other settings: {'; '.join(different)}. "
-                    "Use another folder, or resume=False to start it anew."
+        if stored is None or not self.state_path.exists():
+            return False
+        self._refuse_other_version(stored.pop("checkpoint_version", 1))
+        asked = json.loads(json.dumps(_plain(config)))
+        # On which ranks it runs is no part of what a run is.
+        before, now = stored.pop("ranks", None), asked.pop("ranks", None)
+        different = differences(stored, asked)
+        if different:
+            remedy = ""
+            if before and now and stored.get("num_batches") != asked.get("num_batches"):
+                remedy = (
+                    f"It began with batch_size={before['batch_size']} on each of "
+                    f"{before['number']} ranks, and goes on with the same minibatches: leave "
+                    "batch_size as it was, whatever the number of ranks. "
                 )
-            return True
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings: {'; '.join(different)}. {remedy}"
+                "Use another folder, or resume=False to start it anew."
+            )
+        return True
+
+    def begin(self, config: Json) -> None:
+        """Start a new run, in the place of what there is."""
         self.path.mkdir(parents=True, exist_ok=True)
         for leftover in (self.state_path, self.best_path, self.metrics_path):
             leftover.unlink(missing_ok=True)
         self._write_json("config.json", {"checkpoint_version": CHECKPOINT_VERSION, **config})
         self._write_json("env.json", storage.environment())
-        return False
 
     def checkpoint(self, tensors: dict[str, Tensor], meta: Json) -> None:
         """Replace the checkpoint, unless the state is damaged: the last good one is worth more."""
@@ -93,7 +117,7 @@ class RunFolder:
             file.write(json.dumps(_plain(record)) + "\n")
 
     def records_before(self, epoch: int) -> list[Json]:
-        """The metrics of the epochs before this one; later lines, being redone, are dropped."""
+        """The metrics of the epochs before this one; later ones are redone."""
         records = []
         lines = (
             self.metrics_path.read_text(encoding="utf-8").splitlines()
@@ -107,9 +131,12 @@ class RunFolder:
                 break  # a line cut off by the crash; everything after it is redone
             if record["epoch"] < epoch:
                 records.append(record)
+        return records
+
+    def keep_records(self, records: list[Json]) -> None:
+        """Replace the metrics by these."""
         text = "".join(json.dumps(record) + "\n" for record in records)
         storage.write_atomically(self.metrics_path, text.encode())
-        return records
 
     def _header(self, kind: str) -> Json:
         return {"kind": kind, "version": CHECKPOINT_VERSION}

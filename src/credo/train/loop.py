@@ -1,4 +1,10 @@
-"""The one training loop."""
+"""The one training loop.
+
+On several ranks, which `torchrun` starts, every rank runs it: on its own part of each minibatch,
+with the same steps and the same records. What must happen on all of them at once (a checkpoint in
+the middle of an epoch, the end after Ctrl-C) is agreed upon after each step. The first rank alone
+writes the folder; all of them read it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,13 @@ from torch import Tensor
 
 from credo.checks import Count, Index, Remedy, checked
 from credo.collectives import Ranks
-from credo.errors import CheckpointError, DataError, NonFiniteError, UnsupportedError
+from credo.errors import (
+    CheckpointError,
+    DataError,
+    NonFiniteError,
+    RankError,
+    UnsupportedError,
+)
 from credo.families import Delta
 from credo.method import Info, Method
 from credo.metrics import accuracy
@@ -28,10 +40,12 @@ from credo.packing import as_json
 from credo.posterior.posterior import Posterior
 from credo.schedules import ScheduleSpec
 from credo.storage import under
-from credo.train.feed import Feed, make_feed
+from credo.train import alike
+from credo.train.feed import Feed, Passes, make_feed
 from credo.train.folder import RunFolder
 from credo.train.progress import Reporter, reporter
 from credo.train.rates import Rates
+from credo.train.start import Start
 from credo.types import Json
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -75,19 +89,25 @@ def fit(
     last checkpoint (with a DataLoader of your own, from the last epoch boundary), and a finished
     run is not repeated. Ctrl-C stops after the current step with a checkpoint.
 
+    Under ``torchrun``, after ``init_process_group``, all ranks make the same call and train one
+    network together: each takes its part of every minibatch, the step is that of the whole, and
+    every rank returns the same posterior. The network starts as the first rank has it. A run may be
+    resumed on another number of ranks by the same call.
+
     Args:
         model: A `credo.Model`: network, likelihood and prior.
         method: How to train it: `credo.MAP`, `credo.VI`, `credo.Laplace`, ….
         train_data: A tuple (inputs, targets) of tensors or arrays, a Dataset, or a DataLoader.
         epochs: Passes over the data; None is the method's default.
-        batch_size: Examples in a minibatch. Methods whose step takes all data (`credo.HMC`) get
-            them whole, whatever it says; a DataLoader has its own.
+        batch_size: Examples in a minibatch, on each rank where there are several. Methods whose
+            step takes all data (`credo.HMC`) get them whole, whatever it says; a DataLoader has its
+            own.
         seed: Of the order of the data and of all noise.
         val_data: Scored after each epoch.
         folder: Where the run is kept.
         resume: Whether to go on from what the folder has.
         device: Where to move network and likelihood first.
-        progress: A bar, silence, or a reporter of your own.
+        progress: A bar, silence, or a reporter of your own; of several ranks the first has it.
         num_data: Training examples, where the data does not know its own length.
         schedule: How the learning rates change on the way: "cosine", "linear", a function of the
             fraction of training done, one of `credo.schedules`, or a mapping from "mean" and
@@ -102,19 +122,31 @@ def fit(
         DataError: An argument or the data can't be meant.
         NonFiniteError: The loss is not a number; the last good checkpoint is kept.
         CheckpointError: The folder holds another run, or one of another version of Credo.
+        RankError: A rank died, or differs from the others in what must be the same.
     """
-    if Ranks().several:
+    ranks = Ranks()
+    if ranks.several and not method.spreads:
         raise UnsupportedError(
-            "credo.fit runs in one process: every rank would train on the same batches and write "
-            "the same folder. On several ranks use credo.optim in a loop of your own, as "
-            "examples/train_cifar10_ranks.py does"
+            f"{type(method).__name__} can't be trained by {ranks.size} ranks together: start it in "
+            "one process, without torchrun, or take a method that can, such as credo.MAP, "
+            "credo.VI, credo.IVON, credo.VOGN and credo.Laplace"
         )
     if device is not None:
         model.net.to(device)
         if isinstance(model.likelihood, torch.nn.Module):
             model.likelihood.to(device)
-    feed = make_feed(train_data, batch_size, model, num_data, method.needs_all_data)
+    run_folder = None if folder is None else RunFolder(folder)
+    sharers = ranks if method.splits_batches else Ranks(alone=True)
+    size = batch_size * sharers.size
+    if run_folder is not None and resume and method.splits_batches:
+        size = run_folder.batch_size(batch_size, ranks.size)
+    feed = make_feed(train_data, size, model, num_data, method.needs_all_data, sharers)
     feed.check(model)
+    if method.resamples and not feed.exact:
+        raise DataError(
+            f"{type(method).__name__} draws examples with replacement, which a DataLoader's order "
+            "does not allow: give credo.fit the dataset itself, or bootstrap=False"
+        )
     epochs = method.default_epochs if epochs is None else epochs
     if keep == "best" and val_data is None:
         raise DataError('keep="best" chooses an epoch by its NLL on val_data, and there is none')
@@ -122,12 +154,15 @@ def fit(
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.random.fork_rng(devices=[]),
-        reporter(progress, epochs, feed.num_batches) as report,
+        reporter(progress if ranks.rank == 0 else False, epochs, feed.num_batches) as report,
     ):
         torch.manual_seed(key_to_seed(seed, 2))
-        run = _Run(model, method, feed, epochs, seed, val_data, report, schedule, keep)
-        if folder is not None:
-            run.attach(RunFolder(folder), resume)
+        if ranks.several:
+            alike.begin(ranks, model, feed)
+        run = _Run(model, method, feed, ranks, epochs, seed, val_data, report, schedule, keep)
+        run.batch_size = batch_size
+        if run_folder is not None:
+            run.attach(run_folder, resume)
         return run.to_the_end()
 
 
@@ -150,6 +185,7 @@ class _Run:
         model: Model,
         method: Method[Any],
         feed: Feed,
+        ranks: Ranks,
         epochs: int,
         seed: int,
         val_data: Any,
@@ -160,6 +196,7 @@ class _Run:
         self.model, self.method, self.feed, self.epochs, self.seed = (
             model, method, feed, epochs, seed
         )  # fmt: skip
+        self.ranks, self.batch_size = ranks, 0
         self.val_data, self.report = val_data, report
         self.state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
         self.state.clock.num_batches = feed.num_batches
@@ -170,6 +207,7 @@ class _Run:
         self.history: list[Json] = []
         self.keep, self.best = keep, _Best()
         self.folder: RunFolder | None = None
+        self.start = Start(feed.num_batches) if method.looks_at_start else None
         self.saved_at = time.monotonic()
         if self.rates.watching:
             validated = {} if val_data is None else {"val_nll": 0.0, "val_accuracy": 0.0}
@@ -178,12 +216,21 @@ class _Run:
     def attach(self, folder: RunFolder, resume: bool) -> None:
         """Keep checkpoints in this folder, starting from the one it has."""
         self.folder = folder
-        if folder.begin(self._config(), resume):
+        config = self._config()
+        goes_on = resume and folder.holds(config)
+        if self.ranks.several:
+            alike.refuse_other_settings(self.ranks, config, goes_on, self.model.like.device)
+        if goes_on:
             self._restore(*folder.restore())
+            self.start = None
             self.history = folder.records_before(self.epoch)
+            if self.ranks.rank == 0:
+                folder.keep_records(self.history)
             if self.keep == "best" and self.history:
                 self.best = _Best(min(r["val_nll"] for r in self.history), *folder.best())
         else:
+            if self.ranks.rank == 0:
+                folder.begin(config)
             self.checkpoint()
 
     def to_the_end(self) -> Posterior:
@@ -195,9 +242,9 @@ class _Run:
             self.checkpoint()
             if self.best.tensors:
                 self._restore_state(self.best.tensors, self.best.meta)
-            batches = self.feed.batches(self.seed, 0)
+            batches = Passes(lambda: self.feed.own_batches(self.seed, 0))
             self.state = self.method.finish(self.state, batches)
-        except NonFiniteError as error:
+        except (NonFiniteError, RankError) as error:
             if self.folder is not None:
                 error.add_note(f"The last good state is in {self.folder.state_path}.")
             raise
@@ -211,23 +258,72 @@ class _Run:
         self.model.net.train()
         device = self.model.like.device
         started = time.monotonic()
-        for batch in self.feed.batches(self.seed, self.epoch, skip=self.batch):
+        for batch in self._batches(device):
             if not self.rates.constant:
                 self.rates.set(self.epoch + self.batch / self.feed.num_batches, self.epochs)
-            self.state, info = self.method.update(self.state, to_device(batch, device))
+            if self.ranks.several:
+                self._prepare_rank(len(batch[-1]))
+            self.state, info = self.method.update(self.state, batch)
             self._add(info)
+            if self.start is not None and self.start.is_over(info.nll):
+                self._look_at_start()
             self.report.step(self.epoch, self.batch, self.sums["nll"] / self.batch)
-            if interrupted.is_set():
+            stop, due = self._agreed(interrupted.is_set(), self.feed.exact and self._is_due())
+            if stop:
                 self._stop()
-            if self.feed.exact and time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+            if due:
                 self.checkpoint()
         if not self.batch:
             raise DataError("the training data yielded no batches")
         self.seconds += time.monotonic() - started
+        if self.ranks.several:
+            self._make_alike()
         self._record()
         self.epoch, self.batch, self.sums = self.epoch + 1, 0, {"nll": 0.0}
-        if time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS or not self.feed.exact:
+        if self._agreed(not self.feed.exact or self._is_due())[0]:
             self.checkpoint()
+
+    def _batches(self, device: torch.device) -> Iterator[Any]:
+        """What is left of the epoch, as the method takes it."""
+        feed, orders = self.feed, self.method.orders
+        # A loader's order is its own, and reading it once for each order would multiply its price.
+        if feed.exact and (orders > 1 or self.method.resamples):
+            several = feed.in_orders(
+                orders, self.method.resamples, self.seed, self.epoch, self.batch
+            )
+            return ([to_device(batch, device) for batch in batches] for batches in several)
+        return (to_device(b, device) for b in feed.batches(self.seed, self.epoch, self.batch))
+
+    def _look_at_start(self) -> None:
+        start, self.start = self.start, None
+        if start is not None and self.ranks.rank == 0:
+            start.look(self.method, self.state, self.model, self.feed, self.seed)
+
+    def _prepare_rank(self, examples: int) -> None:
+        """What counts for the next step here, and random numbers (of dropout) of this rank's own.
+
+        Being a function of the step they need not be stored for each rank.
+        """
+        clock = self.state.clock
+        clock.weight = 0.0 if self.feed.stands_in(self.batch) else float(examples)
+        torch.manual_seed(key_to_seed(self.seed, 2, clock.step, self.ranks.rank))
+
+    def _make_alike(self) -> None:
+        self.method.meet(self.state)
+        stored = self.method.pack(self.state)[0].values()
+        alike.refuse_other_states(self.ranks, stored, self.model.like.device)
+        if self.method.splits_batches:
+            alike.average_buffers(self.ranks, self.model)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS
+
+    def _agreed(self, *wishes: bool) -> tuple[bool, ...]:
+        """Of each wish, whether some rank has it: the same answer on every rank."""
+        if not self.ranks.several:
+            return wishes
+        table = self.ranks.gather([int(wish) for wish in wishes], self.model.like.device)
+        return tuple(any(column) for column in zip(*table, strict=True))
 
     def _add(self, info: Info) -> None:
         """Count one batch towards the epoch's means."""
@@ -255,30 +351,35 @@ class _Run:
         self.history.append(record)
         if self.keep == "best" and record["val_nll"] < self.best.nll:
             self._remember(record["val_nll"])
-        if self.folder is not None:
+        if self.folder is not None and self.ranks.rank == 0:
             self.folder.append(record)
         self.report.epoch(record)
 
     def _validate(self) -> Json:
         posterior: Posterior = self.method.posterior(self.state)
-        feed = make_feed(self.val_data, 1024, self.model)
+        feed = make_feed(self.val_data, 1024, self.model, ranks=self.ranks)
         # A point has nothing to average over.
         samples = 1 if isinstance(posterior.q, Delta) else VALIDATION_SAMPLES
-        log_probs, parts = [], []
-        for inputs, targets in feed.batches(self.seed, 0):
+        likelihood = self.model.likelihood
+        classifies, ignored = likelihood.kind == "classification", likelihood.ignore_index
+        log_prob, examples, correct, labels = 0.0, 0, 0.0, 0
+        for inputs, targets in feed.own_batches(self.seed, 0):
             predictive = posterior.predict(inputs, samples=samples)
-            log_probs.append(predictive.log_prob(targets.to(predictive.outputs.device)))
-            parts.append((predictive, targets))
-        scores = {"val_nll": -float(torch.cat(log_probs).mean())}
-        if self.model.likelihood.kind == "classification":
-            ignored = self.model.likelihood.ignore_index
-            counts = [t.numel() if ignored is None else int((t != ignored).sum()) for _, t in parts]
-            correct = sum(
-                accuracy(p.probs, t, ignored) * count
-                for (p, t), count in zip(parts, counts, strict=True)
-                if count
-            )
-            scores["val_accuracy"] = correct / sum(counts)
+            log_probs = predictive.log_prob(targets.to(predictive.outputs.device))
+            log_prob += float(log_probs.double().sum())
+            examples += len(log_probs)
+            if classifies:
+                count = targets.numel() if ignored is None else int((targets != ignored).sum())
+                correct += accuracy(predictive.probs, targets, ignored) * count if count else 0.0
+                labels += count
+        device = self.model.like.device
+        sums = torch.tensor([log_prob, examples, correct, labels], dtype=torch.float64)
+        sums = sums.to(device) if self.ranks.several else sums
+        self.ranks.sum_([sums])
+        log_prob, examples, correct, labels = sums.tolist()
+        scores = {"val_nll": -log_prob / examples}
+        if classifies:
+            scores["val_accuracy"] = correct / labels
         return scores
 
     def _stop(self) -> None:
@@ -292,17 +393,21 @@ class _Run:
         """Write everything that resuming needs, if there is a folder."""
         if self.folder is None:
             return
+        if self.ranks.several:
+            self._make_alike()
+        self.saved_at = time.monotonic()
+        if self.ranks.rank:
+            return
         tensors, meta = self._pack_state()
         tensors["torch_rng"] = torch.get_rng_state()
         place: Json = {"epoch": self.epoch, "batch": self.batch, "sums": self.sums}
         place |= {"seconds": self.seconds, "rates": self.rates.pack()}
         self.folder.checkpoint(tensors, {**place, "method": meta})
-        self.saved_at = time.monotonic()
 
     def _remember(self, nll: float) -> None:
         tensors, meta = self._pack_state()
         self.best = _Best(nll, {name: t.detach().clone() for name, t in tensors.items()}, meta)
-        if self.folder is not None:
+        if self.folder is not None and self.ranks.rank == 0:
             self.folder.keep_best(self.best.tensors, meta)
 
     def _pack_state(self) -> tuple[dict[str, Tensor], Json]:
@@ -349,6 +454,7 @@ class _Run:
             "num_batches": self.feed.num_batches,
             "seed": self.seed,
             "resumes": "exactly" if self.feed.exact else "exactly at epoch boundaries",
+            "ranks": {"number": self.ranks.size, "batch_size": self.batch_size},
         }
 
 

@@ -133,7 +133,8 @@ def test_a_loader_of_inputs_alone_is_predicted():
     posterior = credo.fit(model(), credo.MAP(), (X, Y), epochs=1, progress=False)
     alone = posterior.predict(DataLoader(TensorDataset(X), batch_size=2), samples=1)
     labelled = posterior.predict(DataLoader(TensorDataset(X, Y), batch_size=2), samples=1)
-    assert torch.equal(alone.probs, posterior.predict(X, samples=1).probs)
+    # A product of five rows may round otherwise than products of two.
+    torch.testing.assert_close(alone.probs, posterior.predict(X, samples=1).probs)
     assert torch.equal(labelled.probs, alone.probs)
 
 
