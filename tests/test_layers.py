@@ -27,7 +27,7 @@ LAYERS = [
     {"method", "optim"},
     {"map", "train"},
     {"variational", "laplace", "sampling", "ensembles", "functionspace"},
-    {"tools", "conformal", "continual", "active", "sweep"},
+    {"tools", "recipes", "conformal", "continual", "active", "sweep"},
     {"tables", "text", "integrations"},
     {"rule"},
     {"cli", "__main__"},

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from credo import autodiff as autodiff
     from credo import continual as continual
     from credo import data as data
+    from credo import ensembles as ensembles
     from credo import errors as errors
     from credo import families as families
     from credo import functionspace as functionspace
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from credo import penalties as penalties
     from credo import posterior as posterior
     from credo import priors as priors
+    from credo import recipes as recipes
     from credo import report as report
     from credo import rule as rule
     from credo import sampling as sampling
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from credo import train as train
     from credo import variational as variational
     from credo.autodiff.smoothing import smooth as smooth
+    from credo.ensembles import Ensemble as Ensemble
+    from credo.ensembles import MCDropout as MCDropout
     from credo.laplace import Laplace as Laplace
     from credo.map import MAP as MAP
     from credo.map import MLE as MLE
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from credo.posterior import Posterior as Posterior
     from credo.posterior import Predictive as Predictive
     from credo.posterior import load as load
+    from credo.posterior import merge as merge
     from credo.sampling import HMC as HMC
     from credo.sampling import MALA as MALA
     from credo.sampling import SGHMC as SGHMC
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from credo.tools import lr_range_test as lr_range_test
     from credo.tools import tune_temperature as tune_temperature
     from credo.train import fit as fit
+    from credo.variational import EVON as EVON
     from credo.variational import IVON as IVON
     from credo.variational import VI as VI
     from credo.variational import VOGN as VOGN
@@ -70,15 +76,19 @@ _HOMES = {
     "Posterior": "posterior",
     "Predictive": "posterior",
     "load": "posterior",
+    "merge": "posterior",
     # methods
     "MAP": "map",
     "MLE": "map",
     "VI": "variational",
     "IVON": "variational",
+    "EVON": "variational",
     "VOGN": "variational",
     "Vadam": "variational",
     "VariationalLaplace": "variational",
     "Laplace": "laplace",
+    "Ensemble": "ensembles",
+    "MCDropout": "ensembles",
     "HMC": "sampling",
     "MALA": "sampling",
     "SGHMC": "sampling",
@@ -105,11 +115,13 @@ _MODULES = (
     "variational",
     "laplace",
     "sampling",
+    "ensembles",
     # what comes out
     "posterior",
     "metrics",
     "report",
     # what is built on top
+    "recipes",
     "tools",
     "continual",
     "active",

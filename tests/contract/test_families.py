@@ -14,7 +14,6 @@ from torch import Tensor
 from credo import families, priors
 from credo.errors import DataError, FileFormatError, UnsupportedError
 from credo.families import (
-    Atomic,
     Delta,
     DiagGaussian,
     EigenBlock,
@@ -25,6 +24,7 @@ from credo.families import (
     FullGaussian,
     GaussianMixture,
     LowRankGaussian,
+    Mixture,
 )
 from credo.priors import (
     ElasticNet,
@@ -84,6 +84,12 @@ FAMILIES: dict[str, Callable[[torch.dtype], Family]] = {
     "mixture of gaussians": lambda dtype: GaussianMixture(
         numbers(1).to(dtype), (full(0, dtype), full(1, dtype))
     ),
+    "mixture of any": lambda dtype: Mixture(
+        (full(0, dtype), DiagGaussian(numbers(P).to(dtype), numbers(P, seed=1).exp().to(dtype)))
+    ),
+    "mixture of points": lambda dtype: Mixture(
+        (Delta(numbers(P).to(dtype)), Delta(numbers(P, seed=1).to(dtype)))
+    ),
     "signs": lambda dtype: SignBernoulli(numbers(P).to(dtype)),
     "bag": lambda dtype: Empirical(numbers(5, P).to(dtype)),
     "weighted bag": lambda dtype: Empirical(
@@ -132,10 +138,12 @@ def distribution_rows() -> list[tuple[str, Callable[[torch.dtype], FlatDistribut
 
 
 ROWS = distribution_rows()
-ATOMIC = {name for name, make in ROWS if isinstance(make(torch.float64), Atomic)}
+ATOMIC = {name for name, make in FAMILIES.items() if not make(torch.float64).is_continuous} - {
+    "signs"
+}
 DISCRETE = {"signs"}
 """Families with probabilities where others have densities: nothing to differentiate."""
-NO_ENTROPY = {"mixture of gaussians"}
+NO_ENTROPY = {"mixture of gaussians", "mixture of any"}
 """Families whose entropy has no closed form; they refuse it and offer an estimate."""
 
 
@@ -196,7 +204,7 @@ def test_what_needs_a_density_is_refused_with_the_reason(
 ) -> None:
     q, w = make(torch.float64), numbers(P)
     for call in (lambda: q.log_prob(w), lambda: q.grad_log_prob(w), q.entropy):
-        with pytest.raises(UnsupportedError, match=r"points|point mass"):
+        with pytest.raises(UnsupportedError, match=r"points|point mass|no closed form"):
             call()
 
 

@@ -22,6 +22,7 @@ from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian import Gaussian
 from credo.families.gaussian_mixture import GaussianMixture
 from credo.families.low_rank_gaussian import LowRankGaussian
+from credo.families.mixture import Mixture
 from credo.types import Json
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "LowRankGaussian",
+    "Mixture",
     "links",
     "register",
     "unpack",
@@ -54,6 +56,7 @@ FAMILIES: dict[str, type[Family]] = {
         FullGaussian,
         GaussianMixture,
         LowRankGaussian,
+        Mixture,
     )
 }
 """Every family over flat vectors of weights by the name it is stored under."""

@@ -120,11 +120,7 @@ class Family(ABC):
             tensors: The stored tensors by name.
             meta: The stored JSON.
         """
-        size = meta.get("size")
-        if not isinstance(size, int) or size < 1:
-            raise FileFormatError(
-                f"a stored {cls.__name__} must say its size as a positive integer, got {size!r}"
-            )
+        size = stored_size(cls.__name__, meta)
         stored = _stored_fields(cls)
         known = {field.name for field in stored}
         required = {field.name for field in stored if field.default is dataclasses.MISSING}
@@ -179,6 +175,16 @@ class Atomic(Family):
     def entropy(self) -> NoReturn:
         """Refused: it would be −∞, which would poison an objective without a word."""
         raise UnsupportedError(f"{type(self).__name__} has no entropy: {self._why_no_density}")
+
+
+def stored_size(family: str, meta: Json) -> int:
+    """The size that a stored family says it has, or a `FileFormatError`."""
+    size = meta.get("size")
+    if not isinstance(size, int) or size < 1:
+        raise FileFormatError(
+            f"a stored {family} must say its size as a positive integer, got {size!r}"
+        )
+    return size
 
 
 def check_floating(**tensors: Tensor) -> None:

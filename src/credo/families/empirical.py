@@ -93,11 +93,20 @@ class Empirical(Atomic):
         return self.samples[rows]
 
     def walk(self, n: int, noise: NoiseSource, out: Vector) -> Iterator[Vector]:
-        """Every sample once where n is their number and they weigh the same; else n draws."""
+        """Every sample once where they weigh the same and n reaches their number, n of them else.
+
+        More draws of a bag tell nothing new, and drawing with replacement would count some twice.
+        Of weighted samples n are drawn with replacement.
+        """
         check_count(n)
-        if self.weights is None and n == len(self):
+        if self.weights is None and n >= len(self):
             yield from self.samples
             return
         generator = torch.Generator(self.samples.device).manual_seed(noise.seed)
+        if self.weights is None:
+            device = self.samples.device
+            for row in torch.randperm(len(self), generator=generator, device=device)[:n].tolist():
+                yield self.samples[row]
+            return
         for _ in range(n):
             yield self.sample(1, generator)[0]

@@ -11,7 +11,13 @@ import torch
 from torch import Generator, Tensor
 
 from credo.errors import DataError, FileFormatError, UnsupportedError
-from credo.families.base import Family, check_count, check_floating, check_points
+from credo.families.base import (
+    Family,
+    check_count,
+    check_floating,
+    check_points,
+    stored_size,
+)
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.full_gaussian import FullGaussian
 from credo.noise import NoiseSource
@@ -181,11 +187,7 @@ class GaussianMixture(Family):
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], meta: Json) -> Self:
         """The inverse of ``pack``; what can't have come from it is a `FileFormatError`."""
-        size = meta.get("size")
-        if not isinstance(size, int) or size < 1:
-            raise FileFormatError(
-                f"a stored {cls.__name__} must say its size as a positive integer, got {size!r}"
-            )
+        stored_size(cls.__name__, meta)
         kind = COMPONENTS.get(str(meta.get("component")))
         if kind is None:
             raise FileFormatError(

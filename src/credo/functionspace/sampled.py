@@ -65,7 +65,8 @@ class SampledGP:
     def __init__(self, posterior: Posterior, samples: Count | None = None) -> None:
         q = posterior.q
         members = len(q) if isinstance(q, Empirical) and q.weights is None else None
-        self.posterior, self.samples = posterior, samples or members or DRAWS
+        wanted = samples or members or DRAWS
+        self.posterior, self.samples = posterior, min(wanted, members or wanted)
         self._freedom = self.samples if self.samples == members else self.samples - 1
         if self._freedom < 1:
             raise DataError(f"samples={samples}: one draw has no covariance; take two or more")

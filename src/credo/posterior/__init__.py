@@ -1,6 +1,9 @@
 """Posteriors over a network's weights, and what they predict."""
 
-from credo.posterior.posterior import Posterior, load
+from credo.posterior.dropout import DropoutPosterior
+from credo.posterior.loading import load
+from credo.posterior.mixture import MixturePosterior, merge
+from credo.posterior.posterior import Posterior
 from credo.posterior.predictive import Predictive
 
-__all__ = ["Posterior", "Predictive", "load"]
+__all__ = ["DropoutPosterior", "MixturePosterior", "Posterior", "Predictive", "load", "merge"]

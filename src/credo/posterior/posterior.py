@@ -1,4 +1,4 @@
-"""The posterior over a network's weights: predict, sample, save, load.
+"""The posterior over a network's weights: predict, sample, save.
 
 A posterior owns its tensors: the distribution q over the random weights, the point estimates of the
 others, and the buffers (batch-norm statistics). It predicts on a copy of the network, so that
@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Generator, Tensor, nn
 
-from credo import likelihoods, priors, storage
+from credo import storage
 from credo.display import Display, Displayed
-from credo.errors import BindingError, DataError, FileFormatError
-from credo.families import FAMILIES, Delta, Family, unpack
+from credo.errors import BindingError, DataError
+from credo.families import Delta, Family
 from credo.model import Model
-from credo.network import FlatParams, segments_of
+from credo.network import FlatParams
 from credo.network.batches import (
     BATCH_SIZE,
     as_inputs,
@@ -37,8 +37,7 @@ from credo.noise import Draws, NoiseSource, source
 from credo.posterior.link import Link, check_link, predictive
 from credo.posterior.outputs import Linearisation, OutputGaussian
 from credo.posterior.predictive import Predictive
-from credo.storage import under
-from credo.types import Inputs, Json, Likelihood, Prior, Vector
+from credo.types import Inputs, Json, Vector
 
 At: TypeAlias = Literal["samples", "mean", "linearised"]
 WAYS: tuple[At, ...] = get_args(At)
@@ -89,6 +88,14 @@ class Posterior(Displayed):
     @property
     def mean(self) -> Vector:
         """E_q[w], (P,)."""
+        return self.q.mean
+
+    @property
+    def centre(self) -> Vector:
+        """The weights at which `credo.fit` leaves the network, (P,): the mean.
+
+        Of a mixture they are the first member's: the mean of several modes is no network.
+        """
         return self.q.mean
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
@@ -196,6 +203,10 @@ class Posterior(Displayed):
         Args:
             path: The file; one that is there is replaced at once and whole.
         """
+        storage.write_tensors(Path(path), *self.pack())
+
+    def pack(self) -> tuple[dict[str, Tensor], Json]:
+        """Everything that `save` writes, as tensors and JSON."""
         q_tensors, q_meta = self.q.pack()
         tensors = {f"q.{name}": tensor for name, tensor in q_tensors.items()}
         tensors["point"] = self.point
@@ -216,7 +227,7 @@ class Posterior(Displayed):
             "random": [[s.name, list(s.shape)] for s in random.segments],
             "deterministic": [[s.name, list(s.shape)] for s in fixed.segments],
         }
-        storage.write_tensors(Path(path), tensors, meta)
+        return tensors, meta
 
     def _display(self) -> Display:
         model, last = self.model, self.history[-1] if self.history else {}
@@ -310,69 +321,6 @@ class _Draws:
     def _forward(self, parts: list[Inputs]) -> Tensor:
         pieces = [self._model.outputs(part) for part in parts]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def load(
-    path: str | Path,
-    net: nn.Module,
-    *,
-    likelihood: Likelihood | None = None,
-    prior: Prior | None = None,
-) -> Posterior:
-    """The posterior that `Posterior.save` wrote, on a network of the same architecture.
-
-    Args:
-        path: The file.
-        net: A network of that architecture; its own weights don't matter and stay as they are.
-        likelihood: Needed only where it can't be stored (`FromLoss`).
-        prior: In place of the stored one.
-
-    Raises:
-        FileFormatError: The file is damaged, or is a posterior of another network.
-    """
-    path = Path(path)
-    tensors, meta = storage.read_tensors(path)
-    kind, q_meta, lik, prior_meta, random, fixed, draws = storage.require(
-        path, meta, ("kind", "q", "likelihood", "prior", "random", "deterministic", "draws")
-    )
-    if kind != "posterior":
-        raise FileFormatError(f"{path} holds a {kind}, not a posterior")
-    names = [str(name) for name, _ in random]
-    chosen = frozenset(names)
-    here = {s.name: list(s.shape) for s in segments_of(net)}
-    for name, shape in [*random, *fixed]:
-        if here.get(name) != shape:
-            fault = f"has shape {tuple(here[name])} there" if name in here else "is not in it"
-            raise FileFormatError(
-                f"{path} is a posterior of another network: parameter {name} of shape "
-                f"{tuple(shape)} {fault}. Build the network the posterior was fitted to."
-            )
-    if prior is None and prior_meta.get("type") in FAMILIES:
-        prior = unpack(under("prior.", tensors), prior_meta)
-    model = Model(
-        net,
-        likelihood or likelihoods.from_config(lik),
-        prior or priors.from_config(prior_meta),
-        random=lambda segment: segment.name in chosen,
-    )
-    q = unpack(under("q.", tensors), q_meta)
-    point = tensors.get("point", torch.empty(0))
-    if q.size != model.random.size or point.numel() != model.deterministic.size:
-        raise FileFormatError(
-            f"{path} promises {model.random.size} random and {model.deterministic.size} other "
-            f"parameters but holds {q.size} and {point.numel()}: it is damaged"
-        )
-    buffers = under("buffer.", tensors)
-    live = dict(net.named_buffers())
-    for name, buffer in buffers.items():
-        if name in live and live[name].shape != buffer.shape:
-            raise FileFormatError(
-                f"{path}: buffer {name} has shape {tuple(buffer.shape)}, the network's "
-                f"{tuple(live[name].shape)}"
-            )
-    posterior = Posterior(model, q, point, buffers, draws)
-    posterior.predicts = meta.get("predicts", Posterior.predicts)
-    return posterior
 
 
 def _differentiable(x: Tensor) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Never
 
 import torch
@@ -83,6 +84,26 @@ class Moments:
         return cls(count, centre, squares / count, within)
 
     @classmethod
+    def merge(cls, parts: Sequence[Moments]) -> Moments:
+        """Moments of the samples of all parts together.
+
+        Args:
+            parts: Of the same examples, each of other samples.
+        """
+        count = sum(part.count for part in parts)
+        shares = [part.count / count for part in parts]
+        centre = sum(share * part.centre for share, part in zip(shares, parts, strict=True))
+        spread = sum(
+            share * (part.spread + (part.centre - centre).square())
+            for share, part in zip(shares, parts, strict=True)
+        )
+        within = sum(share * part.within for share, part in zip(shares, parts, strict=True))
+        assert isinstance(centre, Tensor)
+        assert isinstance(spread, Tensor)
+        assert isinstance(within, Tensor)
+        return cls(count, centre, spread, within)
+
+    @classmethod
     def concatenate(cls, parts: Sequence[Moments]) -> Moments:
         """Moments of the examples of all parts together.
 
@@ -128,6 +149,8 @@ class Predictive(Displayed):
 
     likelihood: Likelihood
     _kept: Tensor | None
+    _own: tuple[Likelihood, ...] | None = None
+    """The likelihood of each sample, where they differ in their noise."""
 
     def __init__(self, outputs: Tensor, likelihood: Likelihood) -> None:
         if outputs.dim() < 2 or 0 in outputs.shape:
@@ -184,7 +207,37 @@ class Predictive(Displayed):
             return cls._from_moments(moments, first.likelihood)
         if len(kept) < len(parts):
             raise DataError("Some parts kept their samples and some, from a stream, did not.")
-        return cls(torch.cat(kept, dim=1), first.likelihood)
+        joined = cls(torch.cat(kept, dim=1), first.likelihood)
+        joined.__dict__["_own"] = first._own
+        return joined
+
+    @classmethod
+    def merge(cls, parts: Sequence[Predictive]) -> Predictive:
+        """One predictive from the samples of all parts, which are of the same examples.
+
+        Every part's samples keep the noise of their own likelihood, so parts may have learned
+        different ones: an ensemble's members do.
+
+        Args:
+            parts: Predictives of the same kind and the same examples.
+        """
+        if not parts:
+            raise DataError("There is nothing to merge: give at least one Predictive.")
+        first = parts[0].likelihood
+        kinds = sorted({type(part.likelihood).__name__ for part in parts})
+        if len(kinds) > 1:
+            raise DataError(f"The parts have likelihoods of different kinds: {', '.join(kinds)}.")
+        shapes = {tuple(part._moments.centre.shape) for part in parts}
+        if len(shapes) > 1:
+            raise DataError(f"The parts predict different examples: shapes {sorted(shapes)}.")
+        kept = [part._kept for part in parts if part._kept is not None]
+        if len(kept) < len(parts):
+            return cls._from_moments(Moments.merge([part._moments for part in parts]), first)
+        merged = Predictive(torch.cat(kept), first)
+        if any(part.likelihood.config() != first.config() for part in parts):
+            own = tuple(part.likelihood for part in parts for _ in range(part.samples))
+            merged.__dict__["_own"] = own
+        return merged
 
     @property
     def outputs(self) -> Tensor:
@@ -292,23 +345,33 @@ class Predictive(Displayed):
         Args:
             level: The probability that the interval holds, between 0 and 1.
         """
-        likelihood = self._regression("interval")
-        samples, batch, *_ = self.outputs.shape
-        components = self.outputs.flatten(0, 1)
+        self._regression("interval")
         tail = (1 - level) / 2
+        groups = self._alike()
 
-        def per_sample(x: Tensor) -> Tensor:
-            return x.reshape(samples, batch, *x.shape[1:])
+        def all_samples(of: Callable[[Regression, Tensor], Tensor]) -> Tensor:
+            """Of every sample, computed for those with one likelihood at once."""
+            found = [
+                of(own, outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+                for outputs, own in groups
+            ]
+            return torch.cat(found)
 
-        def mixture(of: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
-            return per_sample(of(components, y.repeat(samples, *[1] * (y.dim() - 1)))).mean(0)
+        def repeated(y: Tensor, outputs: Tensor) -> Tensor:
+            return y.repeat(len(outputs) // len(y), *[1] * (y.dim() - 1))
 
         # a mixture's quantile lies between the least and the greatest of its components'
-        lower_ends = per_sample(likelihood.quantile(components, tail))
-        upper_ends = per_sample(likelihood.quantile(components, 1 - tail))
-        lower = _bisect(lambda y: mixture(likelihood.cdf, y) < tail, lower_ends)
+        lower_ends = all_samples(lambda own, f: own.quantile(f, tail))
+        upper_ends = all_samples(lambda own, f: own.quantile(f, 1 - tail))
+        lower = _bisect(
+            lambda y: all_samples(lambda own, f: own.cdf(f, repeated(y, f))).mean(0) < tail,
+            lower_ends,
+        )
         # the upper tail by itself: near one the cdf has no digits left
-        upper = _bisect(lambda y: mixture(likelihood.survival, y) > tail, upper_ends)
+        upper = _bisect(
+            lambda y: all_samples(lambda own, f: own.survival(f, repeated(y, f))).mean(0) > tail,
+            upper_ends,
+        )
         return lower, upper
 
     @torch.no_grad()
@@ -320,7 +383,7 @@ class Predictive(Displayed):
         """
         y = torch.as_tensor(y, device=self.outputs.device)
         self.likelihood.check(self.outputs[0], y)
-        each = torch.stack([self.likelihood.log_prob(outputs, y) for outputs in self.outputs])
+        each = torch.stack([own.log_prob(outputs, y) for outputs, own in self._each()])
         return each.logsumexp(0) - math.log(self.samples)
 
     def __setattr__(self, name: str, value: Any) -> Never:
@@ -343,7 +406,21 @@ class Predictive(Displayed):
     @cached_property
     def _moments(self) -> Moments:
         with torch.no_grad():
-            return Moments.over(self.outputs, self.likelihood)
+            if self._own is None:
+                return Moments.over(self.outputs, self.likelihood)
+            return Moments.merge([Moments.over([f], own) for f, own in self._each()])
+
+    def _each(self) -> Iterator[tuple[Tensor, Likelihood]]:
+        """Every sample's outputs (B, ...), and its likelihood."""
+        own = self._own or (self.likelihood,) * self.samples
+        return zip(self.outputs, own, strict=True)
+
+    def _alike(self) -> list[tuple[Tensor, Any]]:
+        """The outputs (S', B, ...) of samples that follow each other with one likelihood."""
+        if self._own is None:
+            return [(self.outputs, self.likelihood)]
+        runs = [list(run) for _, run in groupby(range(self.samples), lambda s: id(self._own[s]))]  # type: ignore[index]
+        return [(self.outputs[run[0] : run[-1] + 1], self._own[run[0]]) for run in runs]
 
     def _classification(self, name: str) -> Classification:
         if not isinstance(self.likelihood, Classification):
