@@ -18,10 +18,12 @@ from bench import (
     laplace,
     optimizers,
     penalties,
+    processes,
     rule,
     squares,
     suites,
     sweep,
+    tiny,
 )
 from bench.timing import Row
 
@@ -53,6 +55,8 @@ SUITES = {
     "continual": continual.learning,
     "continual-full": continual.full_length,
     "sweep": sweep.many_runs,
+    "ranks": processes.throughput,
+    "tiny": tiny.fitting,
 }
 
 

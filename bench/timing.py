@@ -56,12 +56,14 @@ def interleave(
     steps: int,
     seconds: float = math.inf,
     long: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """Median ratio of every contestant to every baseline (contestant name → printed name).
 
     The order changes every round; each contestant makes one unmeasured step first, so that it finds
     its own data in the cache and not its predecessor's; not if ``long``, where a step takes seconds
-    and the cache no part of it. After ``seconds`` no new round is begun, except that there are
+    and the cache no part of it. ``clock`` may be that of the processor, which others don't slow
+    down. After ``seconds`` no new round is begun, except that there are
     `FEWEST_ROUNDS`.
     """
     took: dict[str, list[float]] = {name: [] for name in contestants}
@@ -79,10 +81,10 @@ def interleave(
             step = contestants[name]
             if not long:
                 step()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(steps):
                 step()
-            took[name].append((time.perf_counter() - start) / steps)
+            took[name].append((clock() - start) / steps)
     rows = []
     for base, printed in baselines.items():
         for name, times in took.items():
