@@ -28,10 +28,10 @@ where chains disagree or trajectories diverged.
     >>> import torch, credo
     >>> x = torch.linspace(-1, 1, 32, dtype=torch.float64)[:, None]
     >>> model = credo.Model(torch.nn.Linear(1, 1).double(), credo.likelihoods.Gaussian(scale=0.1))
-    >>> method = credo.HMC(leapfrog=5, warmup=80)
-    >>> posterior = credo.fit(model, method, (x, 3 * x), epochs=180, progress=False)
+    >>> method = credo.HMC(leapfrog=10, warmup=100)
+    >>> posterior = credo.fit(model, method, (x, 3 * x), epochs=400, progress=False)
     >>> len(posterior.q), round(float(posterior.mean[0]), 1)
-    (400, 3.0)
+    (1200, 3.0)
 
 References: Neal 2011; Hoffman & Gelman 2014 (step size); Izmailov et al. 2021; Huix et al. 2022,
 who name HMC as what variational inference is to replace.
