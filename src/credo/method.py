@@ -45,7 +45,7 @@ from torch.optim import Optimizer
 
 from credo import packing
 from credo.collectives import Ranks
-from credo.errors import NonFiniteError
+from credo.errors import DataError, NonFiniteError
 from credo.families import Gaussian
 from credo.model import Model
 from credo.network import FlatParams, Selection
@@ -332,6 +332,16 @@ def average_over_ranks(state: TrainedState, gradients: Sequence[Vector], nll: fl
         vectors = vectors or [state.model.like]
         (mean,) = state.ranks.average_(vectors, state.clock.weight, [nll])
     return mean
+
+
+def refuse_unplanned(method: Method[Any], clock: Clock) -> None:
+    """Refuse what a method that plans has made of a training of unknown length."""
+    if method.plans and clock.step and not clock.steps:
+        raise DataError(
+            f"{type(method).__name__} keeps weights from the later parts of training, and was not "
+            "told how long that is: set state.clock.epochs before the first update, or use "
+            "credo.fit"
+        )
 
 
 def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:

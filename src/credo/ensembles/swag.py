@@ -14,8 +14,8 @@ a cosine wave, to ``rate`` times itself. In the second it stays there: descent n
 moves about the valley that it has come to, as wide as minibatches kick it, and where it was is
 collected. One training, and a pass over the weights now and then, is all that it costs.
 
-`credo.fit`'s ``schedule`` multiplies the rates of the first part and leaves the second alone: what is
-collected at a rate that dies away shows no spread.
+`credo.fit`'s ``schedule`` multiplies the rates of the first part and leaves the second alone:
+weights collected at a rate that dies away would show no spread.
 
 Beside the paper's arithmetic: s² is summed as deviations from the mean so far (Welford), because
 the mean square less θ̄² cancels to noise in float32; D's columns are spread over the second part, as
@@ -57,10 +57,9 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from credo.checks import Count, Decay, Positive, Range, checked
-from credo.errors import DataError
 from credo.families import Delta, FactorGaussian, Family
 from credo.map import MAP, MAPState
-from credo.method import Clock, Info, State, TemperedMethod
+from credo.method import Clock, Info, State, TemperedMethod, refuse_unplanned
 from credo.model import Model
 from credo.network import Selection
 from credo.network.batches import to_device
@@ -214,11 +213,7 @@ class SWAG(TemperedMethod[SWAGState]):
     def posterior(self, state: SWAGState) -> Posterior:
         """q; the point where training is before anything was collected."""
         training, iterates = state.training, state.iterates
-        if not state.clock.steps and state.clock.step:
-            raise DataError(
-                "SWAG collects weights in the last part of training, and was not told how long "
-                "that is: set state.clock.epochs before the first update, or use credo.fit"
-            )
+        refuse_unplanned(self, state.clock)
         if not iterates.count:
             return self.train.posterior(training)
         _to_mean(state)
