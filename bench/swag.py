@@ -125,3 +125,71 @@ def table(tasks: list[str], makes: dict[str, Make], seeds: int, choose: bool) ->
                 spread = statistics.stdev(values) if seeds > 1 else 0.0
                 parts.append(f"{key} {statistics.fmean(values):.4g} ± {spread:.2g}")
             print(f"{task:9} {name:28} " + "  ".join(parts), flush=True)
+
+
+def batch_norm(seeds: int) -> None:
+    """LeNet-5 with batch norm on MNIST: each draw's statistics from more and fewer examples."""
+    for examples in (0, 256, 2048, 10_000):
+        found = []
+        for seed in range(seeds):
+            x, y, test_x, test_y = images("mnist", choose=False)
+            torch.manual_seed(seed)
+            net = nn.Sequential(
+                nn.Conv2d(1, 6, 5, padding=2), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(6, 16, 5), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                nn.Linear(400, 84), nn.BatchNorm1d(84), nn.ReLU(), nn.Linear(84, 10),
+            )  # fmt: skip
+            model = credo.Model(net, credo.likelihoods.Categorical())
+            method = credo.SWAG(examples=examples or 1)
+            started = time.process_time()
+            posterior = credo.fit(model, method, (x, y), epochs=5, seed=seed, progress=False)
+            seconds = time.process_time() - started
+            if not examples:  # as if the statistics at the mean were those of every draw
+                posterior = credo.Posterior(
+                    posterior.model, posterior.q, posterior.point, posterior.buffers
+                )
+            pred = posterior.predict(test_x, samples=20, batch_size=1000, keep_samples=False)
+            found.append((credo.metrics.nll(pred.probs, test_y), seconds))
+        nll, seconds = (statistics.fmean(values) for values in zip(*found, strict=True))
+        print(f"{examples:6} examples: nll {nll:.4f}, training {seconds:.1f} s", flush=True)
+
+
+def timing(rounds: int = 5, epochs: int = 4) -> None:
+    """The time of training by SWAG over that by MAP, round by round."""
+    for task, (name, data_set) in IMAGES.items():
+        x, y, _, _ = images(data_set, choose=False)
+        ratios = []
+        for number in range(rounds):
+            seconds = {}
+            for method in (credo.MAP(), credo.SWAG())[:: 1 if number % 2 else -1]:
+                model = credo.Model(network(name, (1, 28, 28), 0), credo.likelihoods.Categorical())
+                started = time.process_time()
+                credo.fit(model, method, (x, y), epochs=epochs, progress=False)
+                seconds[type(method).__name__] = time.process_time() - started
+            ratios.append(seconds["SWAG"] / seconds["MAP"])
+        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(f"{task}: SWAG over MAP {statistics.median(ratios):.3f} ({each})", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=["swag", "chains", "norm", "time"])
+    parser.add_argument("--tasks", default="yacht,concrete,MLP,LeNet-5")
+    parser.add_argument("--only", default="", help="methods, separated by semicolons")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--choose", action="store_true", help="score on held-out training data")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.part == "time":
+        timing()
+    elif given.part == "norm":
+        batch_norm(given.seeds)
+    else:
+        makes = SWAG if given.part == "swag" else CHAINS
+        wanted = given.only.split(";") if given.only else list(makes)
+        chosen = {name: makes[name] for name in wanted}
+        table(given.tasks.split(","), chosen, given.seeds, given.choose)
+
+
+if __name__ == "__main__":
+    main()
