@@ -109,6 +109,11 @@ class Iterates:
         factor.sub_(mean.unsqueeze(-1)).div_(math.sqrt(2 * (len(self.columns) - 1)))
         return FactorGaussian(mean, factor, (variance / 2).clamp_min_(LEAST_VARIANCE))
 
+    def move(self, device: torch.device) -> None:
+        """To where the network is."""
+        self.mean, self.squares = self.mean.to(device), self.squares.to(device)
+        self.columns = [column.to(device) for column in self.columns]
+
     def pack(self) -> tuple[dict[str, Tensor], Json]:
         """For a checkpoint."""
         tensors = {"mean": self.mean, "squares": self.squares} if self.count else {}
@@ -243,8 +248,9 @@ class SWAG(TemperedMethod[SWAGState]):
         return super().pack(state)
 
     def restored(self, state: SWAGState) -> None:
-        """The network is where training stands."""
+        """The network is where training stands, and what was collected on its device."""
         state.away, state.kept = None, None
+        state.iterates.move(state.training.flat.vector.device)
 
     # --- inside -----------------------------------------------------------------------------------
 
