@@ -54,6 +54,10 @@ CHAINS: dict[str, Make] = {
     "MAP, cosine": lambda: (credo.MAP(), "cosine"),
     "SGLD": lambda: (credo.SGLD(), "constant"),
     "SGHMC": lambda: (credo.SGHMC(), "constant"),
+    "SGLD, one chain": lambda: (credo.SGLD(chains=1), "constant"),
+    "SGHMC, one chain": lambda: (credo.SGHMC(chains=1), "constant"),
+    "SGLD, one chain, 4 cycles": lambda: (credo.SGLD(chains=1, cycles=4), "constant"),
+    "SGHMC, one chain, 4 cycles": lambda: (credo.SGHMC(chains=1, cycles=4), "constant"),
 }
 
 
@@ -159,9 +163,10 @@ def batch_norm(seeds: int) -> None:
         print(f"{examples:6} examples: nll {nll:.4f}, training {seconds:.1f} s", flush=True)
 
 
-def timing(rounds: int = 5, epochs: int = 4) -> None:
-    """The time of training by SWAG over that by MAP, round by round."""
-    for task, (name, data_set, _) in IMAGES.items():
+def timing(tasks: list[str], rounds: int) -> None:
+    """The time of training by SWAG over that by MAP, by `credo.fit`, round by round."""
+    for task in tasks:
+        name, data_set, epochs = IMAGES[task]
         x, y, _, _ = images(data_set, choose=False)
         ratios = []
         for number in range(rounds):
@@ -182,11 +187,12 @@ def main() -> None:
     parser.add_argument("--tasks", default="yacht,concrete,MLP,LeNet-5")
     parser.add_argument("--only", default="", help="methods, separated by semicolons")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--choose", action="store_true", help="score on held-out training data")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.part == "time":
-        timing()
+        timing([task for task in given.tasks.split(",") if task in IMAGES], given.rounds)
     elif given.part == "norm":
         batch_norm(given.seeds)
     else:

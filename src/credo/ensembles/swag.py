@@ -88,6 +88,7 @@ class Iterates:
     mean: Vector = field(default_factory=lambda: torch.empty(0))
     squares: Vector = field(default_factory=lambda: torch.empty(0))
     columns: list[Vector] = field(default_factory=list)
+    scratch: Vector | None = None
 
     def add(self, weights: Vector) -> None:
         """Count these weights, by Welford's rule."""
@@ -95,9 +96,12 @@ class Iterates:
         if self.count == 1:
             self.mean, self.squares = weights.clone(), torch.zeros_like(weights)
             return
-        before = weights - self.mean
-        self.mean.add_(before, alpha=1 / self.count)
-        self.squares.addcmul_(before, weights - self.mean)
+        if self.scratch is None:
+            self.scratch = torch.empty_like(weights)
+        away = torch.sub(weights, self.mean, out=self.scratch)
+        self.mean.add_(away, alpha=1 / self.count)
+        # (w − old mean)(w − new mean), without a second difference.
+        self.squares.addcmul_(away, away, value=1 - 1 / self.count)
 
     def gaussian(self, random: Selection) -> Family:
         """q over the random weights; a point if there were too few."""

@@ -12,6 +12,8 @@ symbol argument           meaning
 η, ξ                      standard normal noise
 ====== ================== ==============================================================
 
+``lr`` is a tenth of SGLD's: with friction 0.1 a step is worth ten of them.
+
 Momentum carries chains along the valleys that Langevin dynamics has to walk at random: a step is
 worth about 1/α of `SGLD`'s. The bias is as small: with exact gradients a posterior of precision A
 is sampled with covariance A⁻¹(I − εA/(2(2 − α)))⁻¹ where G = 1, which at α = 1 is SGLD's own. The
@@ -37,7 +39,7 @@ from typing import Annotated, final
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import Range, checked
+from credo.checks import Positive, Range, checked
 from credo.model import Model
 from credo.packing import STORED
 from credo.sampling.langevin import LangevinMethod, LangevinState
@@ -73,6 +75,7 @@ class SGHMC(LangevinMethod[SGHMCState]):
         friction: Share of the velocity that a step takes away; 1 is `SGLD`.
     """
 
+    lr: Positive = 1e-4
     friction: Annotated[float, Range(0, 1, open_low=True)] = 0.1
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> SGHMCState:
