@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from credo import train as train
     from credo import variational as variational
     from credo.autodiff.smoothing import smooth as smooth
+    from credo.ensembles import SWAG as SWAG
     from credo.ensembles import Ensemble as Ensemble
     from credo.ensembles import MCDropout as MCDropout
     from credo.laplace import Laplace as Laplace
@@ -89,6 +90,7 @@ _HOMES = {
     "Laplace": "laplace",
     "Ensemble": "ensembles",
     "MCDropout": "ensembles",
+    "SWAG": "ensembles",
     "HMC": "sampling",
     "MALA": "sampling",
     "SGHMC": "sampling",

@@ -45,7 +45,7 @@ from torch.optim import Optimizer
 
 from credo import packing
 from credo.collectives import Ranks
-from credo.errors import NonFiniteError
+from credo.errors import DataError, NonFiniteError
 from credo.families import Gaussian
 from credo.model import Model
 from credo.network import FlatParams, Selection
@@ -63,13 +63,15 @@ NOISE_LR = 3e-3
 class Clock:
     """Where training stands; `credo.fit` keeps it, and a bare loop advances it by `tick`.
 
-    ``num_batches`` is the number of minibatches in an epoch, 0 while unknown; ``weight`` what this
-    rank's part of a minibatch counts among the others', its number of examples.
+    ``num_batches`` is the number of minibatches in an epoch, ``epochs`` how many epochs there will
+    be, both 0 while unknown; ``weight`` what this rank's part of a minibatch counts among the
+    others', its number of examples.
     """
 
     step: int = field(default=0, metadata=STORED)
     batch: int = field(default=0, metadata=STORED)
     num_batches: int = 0
+    epochs: int = 0
     weight: float = 1.0
 
     def begin(self, num_data: int, batch_size: int) -> None:
@@ -86,6 +88,11 @@ class Clock:
     def epoch(self) -> float:
         """Epochs done, with fraction."""
         return self.step / max(1, self.num_batches)
+
+    @property
+    def steps(self) -> int:
+        """Updates that there will be in all; 0 while that is unknown."""
+        return self.epochs * self.num_batches
 
 
 @final
@@ -152,6 +159,13 @@ class Method(ABC, Generic[S]):
     """Whether several ranks share every minibatch.
 
     Otherwise each is given the whole of it and trains what is its own, until `meet`."""
+
+    @property
+    def plans(self) -> bool:
+        """Whether its steps depend on how many epochs there will be, which ``state.clock`` says.
+
+        A run of another length is then another run: a folder resumes the one it was begun as."""
+        return False
 
     @property
     def orders(self) -> int:
@@ -318,6 +332,16 @@ def average_over_ranks(state: TrainedState, gradients: Sequence[Vector], nll: fl
         vectors = vectors or [state.model.like]
         (mean,) = state.ranks.average_(vectors, state.clock.weight, [nll])
     return mean
+
+
+def refuse_unplanned(method: Method[Any], clock: Clock) -> None:
+    """Refuse what a method that plans has made of a training of unknown length."""
+    if method.plans and clock.step and not clock.steps:
+        raise DataError(
+            f"{type(method).__name__} keeps weights from the later parts of training, and was not "
+            "told how long that is: set state.clock.epochs before the first update, or use "
+            "credo.fit"
+        )
 
 
 def refuse_nonfinite(nll: float, flat: FlatParams, clock: Clock) -> None:

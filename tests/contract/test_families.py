@@ -19,6 +19,7 @@ from credo.families import (
     EigenBlock,
     EigenKroneckerGaussian,
     Empirical,
+    FactorGaussian,
     Family,
     FixedGaussian,
     FullGaussian,
@@ -69,6 +70,9 @@ FAMILIES: dict[str, Callable[[torch.dtype], Family]] = {
     "full gaussian": lambda dtype: full(0, dtype),
     "fixed gaussian": lambda dtype: FixedGaussian(numbers(P).to(dtype), definite(P, 1, dtype)),
     "low-rank gaussian": lambda dtype: LowRankGaussian(
+        numbers(P).to(dtype), numbers(P, 2, seed=1).to(dtype), numbers(P, seed=2).exp().to(dtype)
+    ),
+    "factor gaussian": lambda dtype: FactorGaussian(
         numbers(P).to(dtype), numbers(P, 2, seed=1).to(dtype), numbers(P, seed=2).exp().to(dtype)
     ),
     "kronecker gaussian": lambda dtype: KroneckerGaussian(

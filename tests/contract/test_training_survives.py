@@ -23,6 +23,7 @@ from credo.errors import (
     FileFormatError,
     NonFiniteError,
 )
+from credo.method import Clock
 from credo.train import loop
 from credo.train.feed import make_feed
 
@@ -97,7 +98,10 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
     scores = [record["val_nll"] for record in best.history]
     winner = scores.index(min(scores))
     assert winner < 3
-    assert same(best, fit(method, epochs=winner + 1))
+    with monkeypatch.context() as patch:
+        # To a method that plans, the shorter run is one of four epochs as well.
+        patch.setattr(Clock, "epochs", property(lambda clock: 4, lambda clock, value: None))
+        assert same(best, fit(method, epochs=winner + 1))
     random = best.model.weights(best.model.random)
     assert torch.equal(random, best.centre)
 

@@ -31,6 +31,7 @@ METHODS: dict[str, Callable[[], Method[Any]]] = {
     "Laplace, diag": lambda: credo.Laplace(structure="diag", train=credo.MAP(lr=0.01)),
     "Laplace, full": lambda: credo.Laplace(structure="full", optimise_prior="per_layer"),
     "Laplace, low rank": lambda: credo.Laplace(structure="low_rank", rank=5),
+    "SWAG": lambda: credo.SWAG(train=credo.MAP(lr=0.01), start=0.5, rank=5),
 }
 """Methods that spread, all of whose noise is the same on every rank."""
 

@@ -78,15 +78,31 @@ METHODS: dict[str, Row] = {
     "Ensemble, MCDropout": Row(
         lambda: credo.Ensemble(credo.MCDropout(p=0.1, train=credo.MAP(lr=0.01)), members=2), False
     ),
+    "SWAG": Row(lambda: credo.SWAG(train=credo.MAP(lr=0.01), start=0.25, rank=5, draws=3)),
+    "SWAG, sgd": Row(
+        lambda: credo.SWAG(
+            train=credo.MAP(lr=0.05, optimizer="sgd"), start=0.5, rate=1.0, iterates=4, rank=2
+        ),
+        False,
+    ),
+    "Ensemble, SWAG": Row(
+        lambda: credo.Ensemble(credo.SWAG(train=credo.MAP(lr=0.01), start=0.25, draws=3), members=2)
+    ),
     "HMC": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2)),
     "MALA": Row(lambda: credo.MALA(warmup=2, chains=3, spread=0.0)),
     "SGHMC": Row(lambda: credo.SGHMC(lr=0.005, warmup=1, thin=2, keep=5, chains=2)),
+    "SGHMC, cycles": Row(lambda: credo.SGHMC(lr=0.005, thin=1, keep=6, chains=2, cycles=2), False),
     "SGLD": Row(lambda: credo.SGLD(lr=0.02, warmup=1, thin=2, keep=5, chains=2)),
+    "SGLD, cycles": Row(
+        lambda: credo.SGLD(lr=0.02, thin=1, keep=6, chains=2, cycles=2, explore=0.5), False
+    ),
+    "SGLD, a quarter of warm-up": Row(lambda: credo.SGLD(lr=0.02, thin=2, chains=1), False),
 }
 
 WARNINGS = (
     "ignore:the chains disagree:UserWarning",
     "ignore:all of training was warm-up:UserWarning",
     "ignore:the network does not look trained:UserWarning",
+    "ignore:SWAG collected the weights of:UserWarning",
 )
 """A handful of steps is no training and no sampling, and methods say so."""

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 import credo
 from credo.autodiff.loss import Loss
-from credo.families import Delta, DiagGaussian, Family, FixedGaussian, FullGaussian, LowRankGaussian
+from credo.families import (
+    Delta,
+    DiagGaussian,
+    FactorGaussian,
+    Family,
+    FixedGaussian,
+    FullGaussian,
+    LowRankGaussian,
+)
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.functionspace import (
     Kernel,
@@ -164,6 +172,7 @@ def gaussians(size: int, shapes: list[tuple[int, int]]) -> dict[str, Family]:
         "fixed": FixedGaussian(mean, precision),
         "full": FullGaussian(mean, precision),
         "low rank": LowRankGaussian(mean, normal(size, 3, seed=5), 0.5 + scale),
+        "factor": FactorGaussian(mean, normal(size, 3, seed=5), 0.5 + scale),
         "kronecker": KroneckerGaussian(mean, tuple(blocks)),
         "eigen": EigenKroneckerGaussian(mean, tuple(eigen)),
     }

@@ -18,7 +18,15 @@ from sklearn.gaussian_process.kernels import DotProduct
 from torch import Tensor, nn
 
 import credo
-from credo.families import Delta, DiagGaussian, Family, FixedGaussian, FullGaussian, LowRankGaussian
+from credo.families import (
+    Delta,
+    DiagGaussian,
+    FactorGaussian,
+    Family,
+    FixedGaussian,
+    FullGaussian,
+    LowRankGaussian,
+)
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.posterior.closed_form import ProbitPredictive
 from credo.posterior.outputs import OutputGaussian
@@ -140,6 +148,7 @@ FAMILIES: dict[str, Callable[[Tensor], Family]] = {
     "fixed dense": lambda m: FixedGaussian(m, positive(len(m))),
     "full": lambda m: FullGaussian(m, positive(len(m))),
     "low rank": lambda m: LowRankGaussian(m, normal(len(m), 3), normal(len(m)).square() + 0.5),
+    "factor": lambda m: FactorGaussian(m, normal(len(m), 3), normal(len(m)).square() + 0.5),
     "kronecker": lambda m: KroneckerGaussian(
         m, tuple((positive(a), positive(b, seed=1)) for a, b in SHAPES)
     ),

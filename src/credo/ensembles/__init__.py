@@ -1,6 +1,7 @@
-"""Several modes of the posterior, and networks that were thinned: ensembles and MC dropout."""
+"""Several modes of the posterior, thinned networks, averaged ones: ensembles, dropout, SWAG."""
 
 from credo.ensembles.ensemble import Ensemble
 from credo.ensembles.mc_dropout import MCDropout
+from credo.ensembles.swag import SWAG
 
-__all__ = ["Ensemble", "MCDropout"]
+__all__ = ["SWAG", "Ensemble", "MCDropout"]

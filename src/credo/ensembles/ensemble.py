@@ -147,6 +147,11 @@ class Ensemble(TemperedMethod[EnsembleState]):
         return self.method.default_epochs or Method.default_epochs
 
     @property
+    def plans(self) -> bool:
+        """Whether a member's steps depend on how many epochs there will be."""
+        return self.method.plans
+
+    @property
     def orders(self) -> int:
         """One for each member."""
         return self.members
@@ -186,6 +191,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
         for k in state.own:
             member = state.members[k]
             member.clock.num_batches = state.clock.num_batches
+            member.clock.epochs = state.clock.epochs
             state.models[k].net.train(state.models[0].net.training)
             try:
                 own = batch[k] if isinstance(batch, list) else batch

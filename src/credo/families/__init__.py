@@ -17,6 +17,7 @@ from credo.families.delta import Delta
 from credo.families.diag_gaussian import DiagGaussian
 from credo.families.eigen_kronecker_gaussian import EigenBlock, EigenKroneckerGaussian
 from credo.families.empirical import Empirical
+from credo.families.factor_gaussian import FactorGaussian
 from credo.families.fixed_gaussian import FixedGaussian
 from credo.families.full_gaussian import FullGaussian
 from credo.families.gaussian import Gaussian
@@ -33,6 +34,7 @@ __all__ = [
     "EigenBlock",
     "EigenKroneckerGaussian",
     "Empirical",
+    "FactorGaussian",
     "Family",
     "FixedGaussian",
     "FullGaussian",
@@ -52,6 +54,7 @@ FAMILIES: dict[str, type[Family]] = {
         DiagGaussian,
         EigenKroneckerGaussian,
         Empirical,
+        FactorGaussian,
         FixedGaussian,
         FullGaussian,
         GaussianMixture,

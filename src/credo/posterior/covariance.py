@@ -9,6 +9,7 @@ family                     JΣJᵀ                                   kept for ke
 `EigenKroneckerGaussian`   the same, in the factors' eigenbases   the same, in those bases
 `LowRankGaussian`          J D⁻¹ Jᵀ − (JW)(JW)ᵀ: the diagonal,    those of the diagonal, and the
                            and as many products as the rank       columns to be taken off
+`FactorGaussian`           J D Jᵀ + (JF)(JF)ᵀ, as well            the same, to be added
 `FullGaussian`             J itself, (B, K, P)                    J times the inverse of the
                                                                   precision's Cholesky factor
 other Gaussians            J itself                               J and JΣ
@@ -40,6 +41,7 @@ from credo.families import (
     Delta,
     DiagGaussian,
     EigenKroneckerGaussian,
+    FactorGaussian,
     Family,
     FixedGaussian,
     FullGaussian,
@@ -231,23 +233,29 @@ class DiagonalCovariance(WeightCovariance):
 
 
 class LowRankCovariance(WeightCovariance):
-    """Σ = D⁻¹ − WWᵀ."""
+    """Σ = diag(v) ± WWᵀ.
+
+    Args:
+        variance: v, (P,).
+        columns: W, (P, r).
+        sign: 1 or -1.
+    """
 
     forms_rows = False
 
-    def __init__(self, q: LowRankGaussian) -> None:
-        self._diagonal, self._reduction = DiagonalCovariance(1 / q.diagonal), _reduction(q)
+    def __init__(self, variance: Vector, columns: Tensor, sign: int) -> None:
+        self._diagonal, self._columns, self._sign = DiagonalCovariance(variance), columns, sign
 
     def of_outputs(self, jacobians: Jacobians, directions: Tensor | None = None) -> Tensor:
-        """That of the diagonal without (JW)(JW)ᵀ."""
-        along = jacobians.times(self._reduction, directions)
-        return self._diagonal.of_outputs(jacobians, directions) - along @ along.mT
+        """That of the diagonal, and (JW)(JW)ᵀ."""
+        along = jacobians.times(self._columns, directions)
+        return self._diagonal.of_outputs(jacobians, directions) + self._sign * (along @ along.mT)
 
     def features(self, jacobians: Jacobians, directions: Tensor | None = None) -> Features:
-        """Those of the diagonal, and JW to be taken off."""
+        """Those of the diagonal, and JW to be added or taken off."""
         diagonal = self._diagonal.features(jacobians, directions)
-        off = Rows(jacobians.times(self._reduction, directions), sign=-1)
-        return Features([*diagonal.parts, off], diagonal.count)
+        along = Rows(jacobians.times(self._columns, directions), sign=self._sign)
+        return Features([*diagonal.parts, along], diagonal.count)
 
 
 class TiledCovariance(WeightCovariance):
@@ -300,7 +308,12 @@ def _(q: DiagGaussian) -> WeightCovariance:
 
 @weight_covariance.register
 def _(q: LowRankGaussian) -> WeightCovariance:
-    return LowRankCovariance(q)
+    return LowRankCovariance(1 / q.diagonal, _reduction(q), sign=-1)
+
+
+@weight_covariance.register
+def _(q: FactorGaussian) -> WeightCovariance:
+    return LowRankCovariance(q.diagonal, q.factor, sign=1)
 
 
 @weight_covariance.register

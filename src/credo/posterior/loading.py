@@ -17,6 +17,7 @@ from credo.network.dropout import with_dropout
 from credo.posterior.dropout import DropoutPosterior
 from credo.posterior.mixture import merge
 from credo.posterior.posterior import Posterior
+from credo.posterior.refreshed import RefreshedPosterior
 from credo.storage import under
 from credo.types import Json, Likelihood, Prior
 
@@ -68,7 +69,7 @@ def _posterior(
     kind, q_meta, lik, prior_meta, random, fixed, draws = storage.require(
         path, meta, ("kind", "q", "likelihood", "prior", "random", "deterministic", "draws")
     )
-    if kind not in ("posterior", "dropout"):
+    if kind not in ("posterior", "dropout", "refreshed"):
         raise FileFormatError(f"{path} holds a {kind}, not a posterior")
     names = [str(name) for name, _ in random]
     chosen = frozenset(names)
@@ -105,7 +106,18 @@ def _posterior(
             )
     posterior = Posterior(model, q, point, buffers, draws)
     posterior.predicts = meta.get("predicts", Posterior.predicts)
+    if kind == "refreshed":
+        return _refreshed(path, posterior, tensors)
     return _with_dropout(path, posterior, meta) if kind == "dropout" else posterior
+
+
+def _refreshed(path: Path, posterior: Posterior, tensors: Mapping[str, Tensor]) -> Posterior:
+    try:
+        return RefreshedPosterior.of(
+            posterior, tensors.get("kept", torch.empty(0)), under("statistics.", tensors)
+        )
+    except DataError as error:
+        raise FileFormatError(f"{path} is damaged: {error}") from error
 
 
 def _with_dropout(path: Path, posterior: Posterior, meta: Json) -> Posterior:

@@ -163,7 +163,7 @@ class Posterior(Displayed):
                 return predictive(outputs, model.likelihood, link, samples, seed, keep_samples)
             drawn = Delta(self.q.mean) if at == "mean" else self.q
             noise = partial(source, self.draws, seed)
-            draws = _Draws(model, flat, drawn, samples, noise, keep_samples)
+            draws = self._draws_on(model, flat, drawn, samples, noise, keep_samples)
             if is_loader(x):
                 parts = [draws.predict(inputs_alone(batch), None) for batch in x]
                 if not parts:
@@ -251,6 +251,13 @@ class Posterior(Displayed):
             ],
         )
 
+    def _draws_on(
+        self, model: Model, flat: FlatParams, q: Family, samples: int,
+        noise: Callable[[], NoiseSource], keep: bool,
+    ) -> NetworkDraws:  # fmt: skip
+        """How draws of q come into the network."""
+        return NetworkDraws(model, flat, q, samples, noise, keep)
+
     def _linearised(
         self, model: Model, flat: FlatParams, x: Any, batch_size: int | None
     ) -> OutputGaussian:
@@ -284,8 +291,17 @@ class Posterior(Displayed):
             fixed.write(vector, self.point)
 
 
-class _Draws:
-    """A network at one draw of its weights after the other."""
+class NetworkDraws:
+    """A network at one draw of its weights after the other.
+
+    Args:
+        model: Whose network it is.
+        flat: The network's parameters.
+        q: The distribution of its random weights.
+        samples: How many draws.
+        noise: Makes the source of their normals.
+        keep: Keep every sample, or only averages over them.
+    """
 
     def __init__(
         self,
@@ -301,6 +317,12 @@ class _Draws:
         self._random = model.split(flat.segments)[0]
 
     def predict(self, inputs: Inputs, batch_size: int | None) -> Predictive:
+        """What the draws predict.
+
+        Args:
+            inputs: As the network takes them.
+            batch_size: Inputs that pass at once.
+        """
         parts = list(chunks(like_weights(inputs, self._flat.vector), batch_size or BATCH_SIZE))
         with torch.no_grad():
             stream = (self._forward(parts) for _ in self._weights_in_place())

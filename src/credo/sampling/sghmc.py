@@ -12,6 +12,8 @@ symbol argument           meaning
 η, ξ                      standard normal noise
 ====== ================== ==============================================================
 
+``lr`` is a tenth of SGLD's: with friction 0.1 a step is worth ten of them.
+
 Momentum carries chains along the valleys that Langevin dynamics has to walk at random: a step is
 worth about 1/α of `SGLD`'s. The bias is as small: with exact gradients a posterior of precision A
 is sampled with covariance A⁻¹(I − εA/(2(2 − α)))⁻¹ where G = 1, which at α = 1 is SGLD's own. The
@@ -37,7 +39,7 @@ from typing import Annotated, final
 import torch
 from torch import Generator, Tensor
 
-from credo.checks import Range, checked
+from credo.checks import Positive, Range, checked
 from credo.model import Model
 from credo.packing import STORED
 from credo.sampling.langevin import LangevinMethod, LangevinState
@@ -62,13 +64,18 @@ class SGHMC(LangevinMethod[SGHMCState]):
         lr: The rate of a gradient step on MAP's loss, as of SGD with momentum 1 − friction.
         precondition: Whether each weight's step follows its mean squared gradient in warm-up.
         chains: How many.
-        warmup: Epochs before draws are kept.
+        warmup: Epochs before draws are kept; None is a quarter of them, or what ``cycles`` explore.
         thin: One in so many steps is kept after that.
-        keep: At most so many draws of each chain: when there are more, every second is dropped.
+        keep: At most so many draws of each chain: when there are more, every second is dropped; of
+            each cycle as many.
         spread: Chains start at the network's weights plus noise of so many prior scales.
+        cycles: How often the rate falls to zero, for draws from several modes; None is a rate that
+            `credo.fit`'s ``schedule`` says.
+        explore: The share of a cycle that is descent without noise, before draws are kept.
         friction: Share of the velocity that a step takes away; 1 is `SGLD`.
     """
 
+    lr: Positive = 1e-4
     friction: Annotated[float, Range(0, 1, open_low=True)] = 0.1
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> SGHMCState:
@@ -76,7 +83,8 @@ class SGHMC(LangevinMethod[SGHMCState]):
         start = self._start(model, num_data, generator)
         return SGHMCState(**start, velocity=torch.zeros_like(start["positions"]))
 
-    def _move(self, state: SGHMCState, noise: Tensor, rate: float, share: float) -> None:
+    def _move(self, state: SGHMCState, noise: Tensor | None, rate: float, share: float) -> None:
         state.velocity.mul_(1 - self.friction).sub_(state.gradient, alpha=rate)
-        state.velocity.add_(noise, alpha=math.sqrt(2 * self.friction * rate * share))
+        if noise is not None:
+            state.velocity.add_(noise, alpha=math.sqrt(2 * self.friction * rate * share))
         state.positions.add_(state.velocity)

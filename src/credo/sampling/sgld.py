@@ -63,16 +63,21 @@ class SGLD(LangevinMethod[SGLDState]):
         lr: The rate of a gradient step on MAP's loss; it sets the step size.
         precondition: Whether each weight's step follows its mean squared gradient in warm-up.
         chains: How many.
-        warmup: Epochs before draws are kept.
+        warmup: Epochs before draws are kept; None is a quarter of them, or what ``cycles`` explore.
         thin: One in so many steps is kept after that.
-        keep: At most so many draws of each chain: when there are more, every second is dropped.
+        keep: At most so many draws of each chain: when there are more, every second is dropped; of
+            each cycle as many.
         spread: Chains start at the network's weights plus noise of so many prior scales.
+        cycles: How often the rate falls to zero, for draws from several modes; None is a rate that
+            `credo.fit`'s ``schedule`` says.
+        explore: The share of a cycle that is descent without noise, before draws are kept.
     """
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> SGLDState:
         """The chains around the network's current weights."""
         return SGLDState(**self._start(model, num_data, generator))
 
-    def _move(self, state: SGLDState, noise: Tensor, rate: float, share: float) -> None:
-        state.optimizer.step()
-        state.positions.add_(noise, alpha=math.sqrt(2 * rate * share))
+    def _move(self, state: SGLDState, noise: Tensor | None, rate: float, share: float) -> None:
+        state.positions.sub_(state.gradient, alpha=rate)
+        if noise is not None:
+            state.positions.add_(noise, alpha=math.sqrt(2 * rate * share))

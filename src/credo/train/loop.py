@@ -199,7 +199,7 @@ class _Run:
         self.ranks, self.batch_size = ranks, 0
         self.val_data, self.report = val_data, report
         self.state = method.init(model, feed.num_data, torch.Generator().manual_seed(seed))
-        self.state.clock.num_batches = feed.num_batches
+        self.state.clock.num_batches, self.state.clock.epochs = feed.num_batches, epochs
         self.schedule = schedule
         self.rates = Rates(schedule, method.optimizer_of(self.state))
         self.epoch, self.batch, self.seconds = 0, 0, 0.0
@@ -439,11 +439,10 @@ class _Run:
             ) from error
 
     def _config(self) -> Json:
-        changing = {} if self.schedule == "constant" else {
-            "schedule": as_json(self.schedule), "epochs": self.epochs
-        }  # fmt: skip
+        changing = self.schedule != "constant"
         return {
-            **changing,
+            **({"schedule": as_json(self.schedule)} if changing else {}),
+            **({"epochs": self.epochs} if changing or self.method.plans else {}),
             **({} if self.keep == "last" else {"keep": self.keep}),
             "method": self.method.config(),
             "likelihood": {"type": type(self.model.likelihood).__name__},
