@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from credo.errors import DataError, UnsupportedError
 from credo.model import Model
@@ -86,3 +88,16 @@ def _reset_of(layer: nn.Module) -> Callable[[], None] | None:
         if callable(found):
             return found
     return None
+
+
+@final
+class MembersOptimizer(Optimizer):
+    """The groups of all members' optimizers, for schedules; it takes no steps."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._each = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Asked for anew: a restored optimizer has new groups."""
+        return [group for optimizer in self._each for group in optimizer.param_groups]

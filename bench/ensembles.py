@@ -1,0 +1,149 @@
+"""Ensembles of five: what they cost beside one network, to train and to predict, on one thread.
+
+``python -m bench ensembles`` for the figures that the docs give, ``python -m bench.ensembles grid``
+for those behind the rule of `credo.ensembles.stacked.is_faster`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+import credo
+from bench.timing import Contestants, Row, interleave
+
+MEMBERS, BATCH = 5, 32
+
+Data = tuple[Tensor, Tensor]
+
+
+def network(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def examples(*widths: int, number: int) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(number, widths[0], generator=generator)
+    if widths[-1] == 1:
+        return x, 0.5 * x[:, :1] + 0.1 * torch.randn(number, 1, generator=generator)
+    return x, torch.randint(widths[-1], (number,), generator=generator)
+
+
+def likelihood(*widths: int) -> credo.types.Likelihood:
+    if widths[-1] == 1:
+        return credo.likelihoods.Gaussian()
+    return credo.likelihoods.Categorical()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a few epochs are no training
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fit_of(
+    method: credo.method.Method, widths: tuple[int, ...], data: Data, epochs: int, batch: int
+) -> Callable[[], credo.Posterior]:
+    def fit() -> credo.Posterior:
+        model = credo.Model(network(*widths), likelihood(*widths))
+        return credo.fit(model, method, data, epochs=epochs, batch_size=batch, progress=False)
+
+    return fit
+
+
+def _ensemble(**settings: object) -> credo.Ensemble:
+    return credo.Ensemble(credo.MAP(), members=MEMBERS, **settings)  # type: ignore[arg-type]
+
+
+def training(widths: tuple[int, ...], number: int, epochs: int, rounds: int = 15) -> list[Row]:
+    """All of `credo.fit` with an ensemble, relative to `credo.fit` with one MAP of those steps."""
+    data = examples(*widths, number=number)
+    methods = {
+        "credo.fit MAP": credo.MAP(),
+        "credo.fit MAP again (control)": credo.MAP(),
+        "ensemble, default": _ensemble(),
+        "ensemble, together, own orders": _ensemble(training="together"),
+        "ensemble, together, common order": _ensemble(training="together", order="common"),
+        "ensemble, in turn": _ensemble(training="in_turn"),
+    }
+    contestants: Contestants = {
+        name: fit_of(method, widths, data, epochs, BATCH) for name, method in methods.items()
+    }
+    base = {"credo.fit MAP": "credo.fit MAP"}
+    with one_thread():
+        return interleave(
+            "fit of an ensemble of 5", "-".join(map(str, widths)), contestants, base, rounds,
+            steps=1, clock=time.process_time,
+        )  # fmt: skip
+
+
+def prediction(widths: tuple[int, ...], number: int, rounds: int = 31) -> list[Row]:
+    """`Posterior.predict` of an ensemble, relative to a forward pass of each of five networks."""
+    data = examples(*widths, number=number)
+    nets = [network(*widths).eval() for _ in range(MEMBERS)]
+
+    def forwards() -> None:
+        with torch.inference_mode():
+            for net in nets:
+                net(data[0])
+
+    with one_thread():
+        posterior = fit_of(_ensemble(), widths, data, 1, 1024)()
+        contestants: Contestants = {
+            "five forwards": forwards,
+            "five forwards again (control)": forwards,
+            "posterior.predict": lambda: posterior.predict(data[0]),
+        }
+        return interleave(
+            "prediction by an ensemble of 5", f"{'-'.join(map(str, widths))}, {number} inputs",
+            contestants, {"five forwards": "five forwards"}, rounds, steps=3,
+            clock=time.process_time,
+        )  # fmt: skip
+
+
+def grid() -> None:
+    """The time of training together, in units of that of training in turn."""
+    print("widths, batch: own orders, common order")
+    for widths in [
+        (10, 50, 1), (10, 50, 50, 1), (64, 50, 10), (64, 200, 10), (100, 300, 10), (784, 100, 10),
+        (784, 300, 10), (100, 1000, 10), (784, 400, 400, 10), (784, 1200, 10),
+    ]:  # fmt: skip
+        for batch in (8, 32, 128, 512):
+            steps = max(4, min(60, 100_000_000 // (sum(p.numel() for p in network(*widths).parameters()) * batch)))
+            data = examples(*widths, number=batch * steps)
+            contestants: Contestants = {
+                name: fit_of(_ensemble(**settings), widths, data, 1, batch)
+                for name, settings in {
+                    "in turn": {"training": "in_turn"},
+                    "in turn, common": {"training": "in_turn", "order": "common"},
+                    "own": {"training": "together"},
+                    "common": {"training": "together", "order": "common"},
+                }.items()
+            }
+            with one_thread():
+                base = {"in turn": "own", "in turn, common": "common"}
+                rows = interleave("", "", contestants, base, 5, 1, clock=time.process_time)
+            found = {(row.contestant, row.baseline): row.ratio for row in rows}
+            print(
+                "-".join(map(str, widths)), batch,
+                f"{found['own', 'own']:.2f} {found['common', 'common']:.2f}", flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["grid"]:
+    grid()
