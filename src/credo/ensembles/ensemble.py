@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -50,6 +50,7 @@ from credo import packing
 from credo.checks import Count, checked
 from credo.collectives import Ranks, by_itself
 from credo.ensembles import stacked, stacked_network
+from credo.ensembles.apart import fit_apart
 from credo.ensembles.members import Factory, MembersOptimizer, another
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.map import MAP
@@ -64,6 +65,7 @@ from credo.storage import under
 from credo.temperature import Temperature
 from credo.train.feed import order_seed
 from credo.types import Batch, Json
+from credo.workers import EngineName
 
 
 @final
@@ -124,6 +126,9 @@ class Ensemble(TemperedMethod[EnsembleState]):
             which is faster where they are trained together.
         training: "together" trains small equal networks as one, "in_turn" one after the other, a
             step each; "auto" takes what is faster, as measured (see `credo.ensembles.stacked`).
+        jobs: Train every member in a worker process of its own, so many at a time; None trains all
+            in this process.
+        engine: Where the workers are: "local" processes, "ray" or "dask".
     """
 
     method: Method[Any] = field(default_factory=MAP)
@@ -133,6 +138,8 @@ class Ensemble(TemperedMethod[EnsembleState]):
     order: Literal["own", "common"] = "own"
     # How members are trained is no part of what a run is: it may go on in another way.
     training: Literal["auto", "together", "in_turn"] = field(default="auto", compare=False)
+    jobs: Count | None = field(default=None, compare=False)
+    engine: EngineName = field(default="local", compare=False)
 
     spreads: ClassVar[bool] = True
     splits_batches: ClassVar[bool] = False
@@ -145,6 +152,36 @@ class Ensemble(TemperedMethod[EnsembleState]):
                 "Ensemble: with bootstrap=True every member has examples of its own, which have no "
                 'common order: leave order="own"'
             )
+        if self.jobs is None and self.engine != "local":
+            raise DataError(
+                f'Ensemble: engine="{self.engine}" is where workers are, and jobs=None starts none: '
+                "say how many, such as jobs=2"
+            )
+        if self.jobs is not None and (self.order == "common" or self.training == "together"):
+            asked = 'order="common"' if self.order == "common" else 'training="together"'
+            raise DataError(
+                f"Ensemble: with jobs={self.jobs} every member is a run of its own in a process of "
+                f"its own, which {asked} contradicts: leave out one of them"
+            )
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether members are trained by workers."""
+        return self.jobs is not None
+
+    def whole_run(
+        self, fit: Callable[..., Posterior], model: Model, train_data: Any, **arguments: Any
+    ) -> Posterior:
+        """Every member in a worker of its own; see `credo.ensembles.apart`."""
+        if arguments["epochs"] is None:
+            arguments["epochs"] = self.default_epochs
+        if arguments["device"] is not None:
+            model.net.to(arguments["device"])
+        alone = replace(self, members=1, factory=None, jobs=None, engine="local")
+        method = alone if self.bootstrap else self.method  # a bootstrap is the ensemble's to draw
+        models = self.models(model, arguments["seed"])
+        assert self.jobs is not None  # `takes_over` said so
+        return fit_apart(fit, method, models, train_data, self.jobs, self.engine, arguments)
 
     @property
     def temperature(self) -> Temperature:  # type: ignore[override]
@@ -214,12 +251,8 @@ class Ensemble(TemperedMethod[EnsembleState]):
             state.in_turn = not self._is_together(state, batch)
         if state.in_turn:
             return self._in_turn(state, batch)
-        own = batch
-        some = isinstance(batch, BatchStack) and len(state.own) < self.members
-        if isinstance(batch, list) or some:
-            own = BatchStack.of([batch[k] for k in state.own])  # type: ignore[misc]
         try:
-            return self._together(state, own)
+            return self._together(state, batch)
         except stacked.Diverged as diverged:
             places = state.own
             for place, error in diverged.errors.items():
@@ -250,20 +283,21 @@ class Ensemble(TemperedMethod[EnsembleState]):
         return stacked.why_not(self.method) or stacked_network.why_not(model.net)
 
     def _together(
-        self, state: EnsembleState, batch: Batch | BatchStack
+        self, state: EnsembleState, batch: Batch | list[Batch] | BatchStack
     ) -> tuple[EnsembleState, Info]:
-        members = [state.members[k] for k in state.own]
+        several = isinstance(batch, list | BatchStack)
+        if isinstance(batch, list) or (several and len(batch) != len(state.own)):
+            batch = BatchStack.of([batch[k] for k in state.own])  # type: ignore[misc]
         if state.stack is None:
+            members = [state.members[k] for k in state.own]
             for member in members:
                 member.clock.num_batches = state.clock.num_batches
             assert isinstance(self.method, MAP)  # `_why_in_turn` has looked
-            stack = stacked.Stack(self.method, members)
-            stack.check(batch)
-            state.stack = stack
+            state.stack = stacked.Stack(self.method, members, batch)
         nll = state.stack.step(batch)
         state.clock.tick()
         if state.ranks.several:
-            nll = self._mean_nll(state, [nll] * len(members))
+            nll = self._mean_nll(state, [nll] * len(state.own))
         return state, Info(nll)
 
     def _in_turn(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -76,12 +77,13 @@ class Stack:
     Args:
         method: That of every member.
         states: The members'; they are up to date when `settle` was called.
+        batch: A minibatch to try the networks on: one for all, or one for each.
 
     Raises:
         UnsupportedError: They can't be trained so; the text says why.
     """
 
-    def __init__(self, method: MAP, states: Sequence[MAPState]) -> None:
+    def __init__(self, method: MAP, states: Sequence[MAPState], batch: Batch | BatchStack) -> None:
         self._method, self._states = method, states
         models = [state.model for state in states]
         with torch.no_grad():
@@ -90,7 +92,9 @@ class Stack:
             self._noise = [torch.stack([p.detach() for p in column]) for column in columns]
         self._gradient = torch.zeros_like(self.weights)
         self.weights.grad = self._gradient
-        self.network = StackedNetwork(models, self.weights, self._gradient)
+        common = not isinstance(batch, BatchStack)
+        inputs = batch.inputs if isinstance(batch, BatchStack) else batch[0]
+        self.network = StackedNetwork(models, self.weights, self._gradient, inputs, common)
         self._loss = StackedLoss(models, self._noise)
         self._leaves = [*self.network.leaves, *self._loss.leaves]
         self._count = torch.tensor(float(len(states)), dtype=self.weights.dtype,
@@ -113,8 +117,7 @@ class Stack:
         common = not isinstance(batch, BatchStack)
         inputs, targets = (batch.inputs, batch.targets) if isinstance(batch, BatchStack) else batch
         first = self._states[0]
-        for state in self._states:
-            state.clock.begin(first.num_data, targets.shape[0 if common else 1])
+        first.clock.begin(first.num_data, targets.shape[0 if common else 1])
         outputs = self.network.outputs(inputs, common)
         loss = self._loss.mean(outputs, targets, common)
         value = loss.item()
@@ -135,12 +138,16 @@ class Stack:
             with torch.no_grad():
                 for pull in self._pulls:
                     pull.add_(weight)
-        self._follow_rates()
+        # A schedule sets the rates of the members' own optimizers, the same for all.
+        rate = first.optimizer.param_groups[0]["lr"]
+        self._optimizer.param_groups[0]["lr"] = rate
         self._settled = False
         self._optimizer.step()
-        for state in self._states:
-            state.clock.tick()
+        first.clock.tick()
         return value
+
+    def __len__(self) -> int:
+        return len(self._states)
 
     def settle(self) -> None:
         """Bring every member's state up to date."""
@@ -149,6 +156,7 @@ class Stack:
         self._settled = True
         tensors, meta = pack_optimizer(self._optimizer)
         for k, state in enumerate(self._states):
+            state.clock = replace(self._states[0].clock) if k else state.clock
             with state.flat.writing() as vector:
                 vector.copy_(self.weights[k])
             with torch.no_grad():
@@ -160,30 +168,12 @@ class Stack:
                 state.optimizer, _row(tensors, k), {"state": dict(meta["state"]), "groups": own}
             )
 
-    def check(self, batch: Batch | BatchStack) -> None:
-        """Hold the stacked networks against the members' own on one batch.
-
-        Raises:
-            UnsupportedError: They can't run as one, or give other outputs.
-        """
-        self.settle()
-        common = not isinstance(batch, BatchStack)
-        self.network.check(batch.inputs if isinstance(batch, BatchStack) else batch[0], common)
-
     def _make_pulls(self) -> list[PriorPull]:
         prior, random = self._states[0].prior, self._states[0].random
         if isinstance(prior, FlatPenalty):  # it knows single vectors only
             rows = zip(self.weights.unbind(), self._gradient.unbind(), strict=True)
             return [PriorPull(prior, random, w, gradient) for w, gradient in rows]
         return [PriorPull(prior, random, self.weights, self._gradient)]
-
-    def _follow_rates(self) -> None:
-        """A schedule sets the rates of the members' own optimizers, the same for all."""
-        groups = zip(
-            self._optimizer.param_groups, self._states[0].optimizer.param_groups, strict=True
-        )
-        for ours, theirs in groups:
-            ours["lr"] = theirs["lr"]
 
     def _look_for_divergence(self, outputs: Tensor, targets: Tensor, common: bool) -> float:
         """Name the members whose loss is not a number; the mean, if only it overflowed."""

@@ -3,7 +3,9 @@
 Layers that hold most small networks, linear ones and activations in a `torch.nn.Sequential`, become
 one batched product each:
 
-    h_k ← h_k W_kᵀ + b_k   for all members k at once,   W (M, out, in), h (M, B, in)
+    h_k ← W_k h_k + b_k    for all members k at once,   W (M, out, in), h (M, in, B)
+
+Examples are the columns, so that the gradient of W comes in the order in which W is stored.
 
 Any other network is mapped over the members by `torch.func.vmap`, which runs its ``forward`` once
 on tensors that stand for all members. What that can't do (random layers, running statistics,
@@ -91,18 +93,31 @@ class StackedNetwork:
         models: The members'.
         weights: Their flat vectors, (M, T); it is read whenever the networks run.
         gradient: Where their gradient belongs, (M, T).
+        inputs: Those of a minibatch, as `outputs` takes them.
+        common: Whether all members see the same examples.
 
     Raises:
-        UnsupportedError: `torch.func.vmap` can't take the network.
+        UnsupportedError: The networks can't run as one on these inputs, or give other outputs.
     """
 
-    def __init__(self, models: Sequence[Model], weights: Tensor, gradient: Tensor) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        weights: Tensor,
+        gradient: Tensor,
+        inputs: Inputs,
+        common: bool,
+    ) -> None:
         refused = why_not(models[0].net)
         if refused is not None:
             raise UnsupportedError(refused)
         self._models, self._count = models, len(models)
         segments = models[0].segments
         layers = _layers_of(models[0].net)
+        if layers is not None and not isinstance(layers[0][1], nn.Flatten):
+            # A linear layer may also take examples that are sequences of vectors.
+            vectors = isinstance(inputs, Tensor) and inputs.dim() == (2 if common else 3)
+            layers = layers if vectors else None
         forms = {} if layers is None else _forms(layers)
         self.leaves = _views(weights.detach(), segments, forms)
         self.gradients = _views(gradient, segments, forms)
@@ -115,6 +130,7 @@ class StackedNetwork:
         if layers is None:
             # On no device: its own weights are never read, and other threads may use the network.
             self._base = copy.deepcopy(models[0].net).to("meta")
+        self._check(inputs, common)
 
     def outputs(self, inputs: Inputs, common: bool) -> Tensor:
         """The members' outputs, (M, B, ...).
@@ -126,19 +142,15 @@ class StackedNetwork:
         if self._steps is None:
             return self._mapped(inputs, common)
         h = inputs
-        assert isinstance(h, Tensor)  # `check` ran the network on them
+        assert isinstance(h, Tensor)
         if common:
             h = h.expand(self._count, *h.shape)
         for step in self._steps:
             h = step(h)
-        return h
+        return h.transpose(1, 2)
 
-    def check(self, inputs: Inputs, common: bool) -> None:
-        """Run all members on these inputs in both ways.
-
-        Raises:
-            UnsupportedError: If they can't run as one, or the outputs differ.
-        """
+    def _check(self, inputs: Inputs, common: bool) -> None:
+        """Run all members on these inputs in both ways; leaves no trace."""
         before, states = torch.get_rng_state(), []
         with torch.no_grad():
             for model in self._models:
@@ -194,42 +206,34 @@ def _as_it_is(values: Tensor) -> Tensor:
 
 
 def _forms(layers: Sequence[tuple[str, nn.Module]]) -> dict[str, Step]:
-    """How a product takes weights (M, out, in) and biases (M, out), by name, as views.
+    """The views that a product takes of stacked parameters, by name: biases are (M, out, 1).
 
     The leaves themselves have this form: a view of a leaf, kept from step to step, would lose its
     way back to it when the optimizer writes the weights.
     """
-    forms: dict[str, Step] = {}
-    for path, module in layers:
-        if isinstance(module, nn.Linear):
-            forms[f"{path}weight"] = lambda values: values.transpose(1, 2)
-            forms[f"{path}bias"] = lambda values: values.unsqueeze(1)
-    return forms
+    return {
+        f"{path}bias": lambda values: values.unsqueeze(2)
+        for path, module in layers
+        if isinstance(module, nn.Linear)
+    }
 
 
 def _steps(layers: Sequence[tuple[str, nn.Module]], parts: Mapping[str, Tensor]) -> list[Step]:
-    steps: list[Step] = []
+    """From inputs (M, B, ...) to outputs (M, out, B)."""
+    steps: list[Step] = [lambda h: h.flatten(2).transpose(1, 2)]
     for path, module in layers:
         if isinstance(module, nn.Linear):
             steps.append(_product(parts[f"{path}weight"], parts.get(f"{path}bias")))
-        elif isinstance(module, nn.Flatten):
-            steps.append(lambda h: h.flatten(2))
-        elif not isinstance(module, nn.Identity):
+        elif not isinstance(module, nn.Flatten | nn.Identity):
             steps.append(module)
     return steps
 
 
 def _product(weight: Tensor, bias: Tensor | None) -> Step:
-    """h W + b of every member, for weights (M, in, out) and biases (M, 1, out)."""
-
-    def product(h: Tensor) -> Tensor:
-        shape = h.shape
-        if h.dim() != 3:  # positions count as examples
-            h = h.reshape(shape[0], -1, shape[-1])
-        out = torch.bmm(h, weight) if bias is None else torch.baddbmm(bias, h, weight)
-        return out if len(shape) == 3 else out.view(*shape[:-1], -1)
-
-    return product
+    """W h + b of every member, for weights (M, out, in) and biases (M, out, 1)."""
+    if bias is None:
+        return lambda h: torch.bmm(weight, h)
+    return lambda h: torch.baddbmm(bias, weight, h)
 
 
 def _views(matrix: Vector, segments: Sequence[Segment], forms: Mapping[str, Step]) -> list[Tensor]:

@@ -124,6 +124,12 @@ def fit(
         CheckpointError: The folder holds another run, or one of another version of Credo.
         RankError: A rank died, or differs from the others in what must be the same.
     """
+    if method.takes_over:
+        return method.whole_run(
+            fit, model, train_data, epochs=epochs, batch_size=batch_size, seed=seed,
+            val_data=val_data, folder=folder, resume=resume, device=device, progress=progress,
+            num_data=num_data, schedule=schedule, keep=keep,
+        )  # fmt: skip
     ranks = Ranks()
     if ranks.several and not method.spreads:
         raise UnsupportedError(
