@@ -6,6 +6,7 @@ for those behind the rule of `credo.ensembles.stacked.is_faster`.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import warnings
@@ -25,7 +26,7 @@ Data = tuple[Tensor, Tensor]
 
 def network(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -116,33 +117,37 @@ def prediction(widths: tuple[int, ...], number: int, rounds: int = 31) -> list[R
         )  # fmt: skip
 
 
-def grid() -> None:
+GRID = [
+    ((10, 50, 1), 32), ((10, 50, 50, 1), 32), ((10, 50, 1), 512), ((64, 200, 10), 32),
+    ((64, 200, 10), 256), ((784, 100, 10), 32), ((784, 100, 10), 256), ((100, 1000, 10), 32),
+    ((784, 400, 400, 10), 32), ((784, 1200, 10), 32), ((784, 1200, 10), 256),
+]  # fmt: skip
+
+
+def grid(rounds: int = 3) -> None:
     """The time of training together, in units of that of training in turn."""
-    print("widths, batch: own orders, common order")
-    for widths in [
-        (10, 50, 1), (10, 50, 50, 1), (64, 50, 10), (64, 200, 10), (100, 300, 10), (784, 100, 10),
-        (784, 300, 10), (100, 1000, 10), (784, 400, 400, 10), (784, 1200, 10),
-    ]:  # fmt: skip
-        for batch in (8, 32, 128, 512):
-            steps = max(4, min(60, 100_000_000 // (sum(p.numel() for p in network(*widths).parameters()) * batch)))
-            data = examples(*widths, number=batch * steps)
-            contestants: Contestants = {
-                name: fit_of(_ensemble(**settings), widths, data, 1, batch)
-                for name, settings in {
-                    "in turn": {"training": "in_turn"},
-                    "in turn, common": {"training": "in_turn", "order": "common"},
-                    "own": {"training": "together"},
-                    "common": {"training": "together", "order": "common"},
-                }.items()
-            }
-            with one_thread():
-                base = {"in turn": "own", "in turn, common": "common"}
-                rows = interleave("", "", contestants, base, 5, 1, clock=time.process_time)
-            found = {(row.contestant, row.baseline): row.ratio for row in rows}
-            print(
-                "-".join(map(str, widths)), batch,
-                f"{found['own', 'own']:.2f} {found['common', 'common']:.2f}", flush=True,
-            )  # fmt: skip
+    print("widths, batch, weights: own orders, common order")
+    for widths, batch in GRID:
+        weights = sum(p.numel() for p in network(*widths).parameters())
+        steps = max(4, min(50, 100_000_000 // (weights * batch)))
+        data = examples(*widths, number=batch * steps)
+        settings = {
+            "in turn, own": _ensemble(training="in_turn"),
+            "in turn, common": _ensemble(training="in_turn", order="common"),
+            "own": _ensemble(training="together"),
+            "common": _ensemble(training="together", order="common"),
+        }
+        contestants: Contestants = {
+            name: fit_of(method, widths, data, 1, batch) for name, method in settings.items()
+        }
+        base = {"in turn, own": "own", "in turn, common": "common"}
+        with one_thread():
+            rows = interleave(
+                "", "", contestants, base, rounds, 1, long=True, clock=time.process_time
+            )
+        found = {(row.contestant, row.baseline): row.ratio for row in rows}
+        ratios = " ".join(f"{found[name, name]:.2f}" for name in ("own", "common"))
+        print("-".join(map(str, widths)), batch, weights, ratios, flush=True)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["grid"]:

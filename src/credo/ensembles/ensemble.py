@@ -154,8 +154,8 @@ class Ensemble(TemperedMethod[EnsembleState]):
             )
         if self.jobs is None and self.engine != "local":
             raise DataError(
-                f'Ensemble: engine="{self.engine}" is where workers are, and jobs=None starts none: '
-                "say how many, such as jobs=2"
+                f'Ensemble: engine="{self.engine}" is where workers are, and jobs=None starts '
+                "none: say how many, such as jobs=2"
             )
         if self.jobs is not None and (self.order == "common" or self.training == "together"):
             asked = 'order="common"' if self.order == "common" else 'training="together"'

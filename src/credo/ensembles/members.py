@@ -50,8 +50,24 @@ def _built(net: nn.Module, factory: Factory) -> nn.Module:
             f"the factory builds another architecture than the model has: {odd[0]} has shape "
             f"{there.get(odd[0], 'none')} there and {here.get(odd[0], 'none')} in the model"
         )
+    _refuse_other_layers(net, built)
     like = next(parameter for parameter in net.parameters() if parameter.requires_grad)
     return built.to(like.device, like.dtype)
+
+
+def _refuse_other_layers(net: nn.Module, built: nn.Module) -> None:
+    """All members predict on copies of one network, so that another activation would be lost."""
+    here, there = (
+        {name: f"{type(m).__name__}({m.extra_repr()})" for name, m in each.named_modules()}
+        for each in (net, built)
+    )
+    odd = [name for name in [*here, *there] if here.get(name) != there.get(name)]
+    if odd:
+        raise DataError(
+            f"the factory builds another architecture than the model has: {odd[0] or 'itself'} is "
+            f"{there.get(odd[0], 'not there')} in what it built and {here.get(odd[0], 'not there')} "
+            "in the model"
+        )
 
 
 def _reset_copy(net: nn.Module) -> nn.Module:
