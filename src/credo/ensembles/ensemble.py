@@ -51,14 +51,19 @@ from credo.checks import Count, checked
 from credo.collectives import Ranks, by_itself
 from credo.ensembles import stacked, stacked_network
 from credo.ensembles.apart import fit_apart
-from credo.ensembles.members import Factory, MembersOptimizer, another
+from credo.ensembles.members import (
+    EnsembleState,
+    Factory,
+    MembersOptimizer,
+    another,
+    copy_network,
+)
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.map import MAP
-from credo.method import Info, Method, State, TemperedMethod
+from credo.method import Info, Method, TemperedMethod
 from credo.model import Model
 from credo.network.batches import BatchStack
 from credo.noise import key_to_seed
-from credo.packing import STORED
 from credo.posterior.mixture import merge
 from credo.posterior.posterior import Posterior
 from credo.storage import under
@@ -66,44 +71,6 @@ from credo.temperature import Temperature
 from credo.train.feed import order_seed
 from credo.types import Batch, Json
 from credo.workers import EngineName
-
-
-@final
-@dataclass
-class EnsembleState(State):
-    """Every member's model and state.
-
-    ``lost`` are the numbers of those that diverged; ``ranks`` train members k, k + size, ….
-    ``stack`` has what is newer than the members' states while they are trained together: whoever
-    reads a member calls `settle` before. ``in_turn`` says that they are not, None that nobody has
-    asked yet.
-    """
-
-    models: list[Model]
-    members: list[Any]
-    ranks: Ranks
-    lost: list[int] = field(default_factory=list, metadata=STORED)
-    stack: stacked.Stack | None = None
-    in_turn: bool | None = None
-
-    @property
-    def kept(self) -> list[int]:
-        """The members that did not diverge."""
-        return [k for k in range(len(self.members)) if k not in self.lost]
-
-    @property
-    def own(self) -> list[int]:
-        """Those of them that this rank trains."""
-        return [k for k in self.kept if self.owner(k) == self.ranks.rank]
-
-    def owner(self, k: int) -> int:
-        """The place of the rank that trains member k."""
-        return k % self.ranks.size
-
-    def settle(self) -> None:
-        """Bring the members' states up to date."""
-        if self.stack is not None:
-            self.stack.settle()
 
 
 @final
@@ -248,7 +215,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
             batch: Inputs and targets, or several of them, one for each member.
         """
         if state.in_turn is None:
-            state.in_turn = not self._is_together(state, batch)
+            state.in_turn = not self._is_together(state)
         if state.in_turn:
             return self._in_turn(state, batch)
         try:
@@ -267,17 +234,16 @@ class Ensemble(TemperedMethod[EnsembleState]):
             state.stack, state.in_turn = None, True
         return self.update(state, batch)
 
-    def _is_together(self, state: EnsembleState, batch: Batch | list[Batch] | BatchStack) -> bool:
+    def _is_together(self, state: EnsembleState) -> bool:
         """Whether the members are trained as one, from here on."""
-        common = not isinstance(batch, list | BatchStack)
         if self.training == "in_turn" or len(state.own) < 2 - (self.training == "together"):
             return False
         if self.training == "together":
             return True
+        if self._why_in_turn(state.models[0]) is not None:
+            return False
         size = -(-state.members[0].num_data // max(1, state.clock.num_batches))
-        return self._why_in_turn(state.models[0]) is None and stacked.is_faster(
-            state.models[0], size, common
-        )
+        return stacked.is_faster(state.models[0], size)
 
     def _why_in_turn(self, model: Model) -> str | None:
         return stacked.why_not(self.method) or stacked_network.why_not(model.net)
@@ -285,19 +251,20 @@ class Ensemble(TemperedMethod[EnsembleState]):
     def _together(
         self, state: EnsembleState, batch: Batch | list[Batch] | BatchStack
     ) -> tuple[EnsembleState, Info]:
-        several = isinstance(batch, list | BatchStack)
-        if isinstance(batch, list) or (several and len(batch) != len(state.own)):
-            batch = BatchStack.of([batch[k] for k in state.own])  # type: ignore[misc]
+        members = len(state.own if state.stack is None else state.stack)
+        if isinstance(batch, list) or (isinstance(batch, BatchStack) and len(batch) != members):
+            batch = BatchStack.of([batch[k] for k in state.own])
         if state.stack is None:
-            members = [state.members[k] for k in state.own]
-            for member in members:
-                member.clock.num_batches = state.clock.num_batches
+            for k in state.own:
+                state.members[k].clock.num_batches = state.clock.num_batches
+                state.models[k].net.train(state.models[0].net.training)
             assert isinstance(self.method, MAP)  # `_why_in_turn` has looked
-            state.stack = stacked.Stack(self.method, members, batch)
+            own = [state.members[k] for k in state.own]
+            state.stack = stacked.Stack(self.method, own, batch)
         nll = state.stack.step(batch)
         state.clock.tick()
         if state.ranks.several:
-            nll = self._mean_nll(state, [nll] * len(state.own))
+            nll = self._mean_nll(state, [nll] * members)
         return state, Info(nll)
 
     def _in_turn(
@@ -358,7 +325,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
         kept = state.kept or [0]  # where all diverged, `update` has said so
         found = [self.method.posterior(state.members[k]) for k in kept]
         if kept[0]:
-            _copy_network(state.models[kept[0]], state.models[0])
+            copy_network(state.models[kept[0]], state.models[0])
         # A method may have its own form of the network (with dropout layers): the first member's.
         net = self.method.posterior(state.members[0]).model.net
         for posterior in found:
@@ -465,12 +432,3 @@ def _can_not_be_together(reason: str) -> UnsupportedError:
         f'the ensemble can\'t be trained together: {reason}. training="in_turn" trains its members '
         'one after the other, and training="auto" chooses'
     )
-
-
-def _copy_network(source: Model, target: Model) -> None:
-    """Give one network the weights and buffers of another of its architecture."""
-    with target.bind().writing() as vector:
-        vector.copy_(source.bind().vector)
-    with torch.no_grad():
-        for name, buffer in target.buffers().items():
-            buffer.copy_(source.buffers()[name])

@@ -128,8 +128,8 @@ class StackedNetwork:
         self._tensors = {**fixed, **dict(zip(names, self.leaves, strict=True))}
         self._steps = None if layers is None else _steps(layers, self._tensors)
         if layers is None:
-            # On no device: its own weights are never read, and other threads may use the network.
-            self._base = copy.deepcopy(models[0].net).to("meta")
+            # A copy, because other threads may use the network; its own weights are never read.
+            self._base = copy.deepcopy(models[0].net)
         self._check(inputs, common)
 
     def outputs(self, inputs: Inputs, common: bool) -> Tensor:
