@@ -14,6 +14,7 @@ import torch
 
 from bench import (
     continual,
+    ensembles,
     function_space,
     laplace,
     optimizers,
@@ -57,6 +58,10 @@ SUITES = {
     "sweep": sweep.many_runs,
     "ranks": processes.throughput,
     "tiny": tiny.fitting,
+    "ensembles-tiny": lambda: ensembles.training((10, 50, 1), 3200, 3),
+    "ensembles-mlp": lambda: ensembles.training((784, 100, 10), 3200, 1, 9),
+    "ensembles-prediction-tiny": lambda: ensembles.prediction((10, 50, 1), 10_000),
+    "ensembles-prediction-mlp": lambda: ensembles.prediction((784, 100, 10), 10_000, 9),
 }
 
 

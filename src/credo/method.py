@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
@@ -181,6 +181,24 @@ class Method(ABC, Generic[S]):
 
         Such a sample is drawn once for a run, and the first order is of one too."""
         return False
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether `credo.fit` hands the whole run to `whole_run`, as one not made of steps here."""
+        return False
+
+    def whole_run(
+        self, fit: Callable[..., Posterior], model: Model, train_data: Any, **arguments: Any
+    ) -> Posterior:
+        """What `credo.fit` returns, where the method `takes_over`.
+
+        Args:
+            fit: `credo.fit` itself, for runs that this one is made of.
+            model: Its argument.
+            train_data: Its argument.
+            arguments: Its other ones, by name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes no run over")
 
     @abstractmethod
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> S:

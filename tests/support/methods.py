@@ -62,6 +62,15 @@ METHODS: dict[str, Row] = {
         lambda: credo.Laplace(structure="diag", train=credo.MAP(lr=0.01), evidence_every=2), False
     ),
     "Ensemble": Row(lambda: credo.Ensemble(credo.MAP(lr=0.01), members=3)),
+    "Ensemble, together": Row(
+        lambda: credo.Ensemble(credo.MAP(lr=0.01), members=3, training="together"), False
+    ),
+    "Ensemble, in turn": Row(
+        lambda: credo.Ensemble(credo.MAP(lr=0.01), members=2, training="in_turn"), False
+    ),
+    "Ensemble, common order": Row(
+        lambda: credo.Ensemble(credo.MLE(lr=0.01), members=2, order="common"), False
+    ),
     "Ensemble, VI": Row(lambda: credo.Ensemble(credo.VI(lr=0.01), members=2), False),
     "Ensemble, IVON": Row(lambda: credo.Ensemble(credo.IVON(lr=1.0), members=2), False),
     "Ensemble, Laplace": Row(

@@ -8,7 +8,9 @@ the data in another order end in other modes, and disagree where the data leave 
 ``credo.Laplace()`` a mixture of their Gaussians.
 
 The first member is the model's own network, from its current weights, in the order of a run without
-an ensemble: it is that run. `credo.fit` leaves the network at its mean.
+an ensemble: it is that run. Member k is the run from its own weights with ``order_seed(seed, k)``
+(`credo.train.feed`) in the place of the seed. `credo.fit` leaves the network at the first one's
+mean.
 
     >>> import torch, credo
     >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -19,6 +21,10 @@ an ensemble: it is that run. `credo.fit` leaves the network at its mean.
     >>> near, far = posterior.predict(torch.tensor([[0.5], [4.0]])).epistemic_std.flatten()
     >>> bool(near < far)
     True
+
+Small networks trained by `credo.MAP` or `credo.MLE` are trained together, as one network: see
+`credo.ensembles.stacked`. Others take a step each in turn. Both give the same result, up to
+rounding, and write the same checkpoints.
 
 Several ranks (under ``torchrun``) each train some of the members, on whole minibatches, and give
 them to each other at the end of every epoch.
@@ -32,9 +38,9 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import torch
 from torch import Generator, Tensor
@@ -43,58 +49,28 @@ from torch.optim import Optimizer
 from credo import packing
 from credo.checks import Count, checked
 from credo.collectives import Ranks, by_itself
-from credo.ensembles.members import Factory, another
+from credo.ensembles import stacked, stacked_network
+from credo.ensembles.apart import fit_apart
+from credo.ensembles.members import (
+    EnsembleState,
+    Factory,
+    MembersOptimizer,
+    another,
+    copy_network,
+)
 from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.map import MAP
-from credo.method import Info, Method, State, TemperedMethod
+from credo.method import Info, Method, TemperedMethod
 from credo.model import Model
-from credo.packing import STORED
+from credo.network.batches import BatchStack
+from credo.noise import key_to_seed
 from credo.posterior.mixture import merge
 from credo.posterior.posterior import Posterior
 from credo.storage import under
 from credo.temperature import Temperature
+from credo.train.feed import order_seed
 from credo.types import Batch, Json
-
-
-@final
-class MembersOptimizer(Optimizer):
-    """The groups of all members' optimizers, for schedules; it takes no steps."""
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._each = optimizers
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Asked for anew: a restored optimizer has new groups."""
-        return [group for optimizer in self._each for group in optimizer.param_groups]
-
-
-@final
-@dataclass
-class EnsembleState(State):
-    """Every member's model and state.
-
-    ``lost`` are the numbers of those that diverged; ``ranks`` train members k, k + size, ….
-    """
-
-    models: list[Model]
-    members: list[Any]
-    ranks: Ranks
-    lost: list[int] = field(default_factory=list, metadata=STORED)
-
-    @property
-    def kept(self) -> list[int]:
-        """The members that did not diverge."""
-        return [k for k in range(len(self.members)) if k not in self.lost]
-
-    @property
-    def own(self) -> list[int]:
-        """Those of them that this rank trains."""
-        return [k for k in self.kept if self.owner(k) == self.ranks.rank]
-
-    def owner(self, k: int) -> int:
-        """The place of the rank that trains member k."""
-        return k % self.ranks.size
+from credo.workers import EngineName
 
 
 @final
@@ -113,12 +89,24 @@ class Ensemble(TemperedMethod[EnsembleState]):
             layers draw their weights anew, by ``reset_parameters``.
         bootstrap: Whether each member sees a sample of the examples with replacement, as many as
             there are, in place of all of them.
+        order: Whether each member sees the examples in an "own" order, or all in a "common" one,
+            which is faster where they are trained together.
+        training: "together" trains small equal networks as one, "in_turn" one after the other, a
+            step each; "auto" takes what is faster, as measured (see `credo.ensembles.stacked`).
+        jobs: Train every member in a worker process of its own, so many at a time; None trains all
+            in this process.
+        engine: Where the workers are: "local" processes, "ray" or "dask".
     """
 
     method: Method[Any] = field(default_factory=MAP)
     members: Count = 5
     factory: Factory | None = None
     bootstrap: bool = False
+    order: Literal["own", "common"] = "own"
+    # How members are trained is no part of what a run is: it may go on in another way.
+    training: Literal["auto", "together", "in_turn"] = field(default="auto", compare=False)
+    jobs: Count | None = field(default=None, compare=False)
+    engine: EngineName = field(default="local", compare=False)
 
     spreads: ClassVar[bool] = True
     splits_batches: ClassVar[bool] = False
@@ -126,6 +114,41 @@ class Ensemble(TemperedMethod[EnsembleState]):
     def __post_init__(self) -> None:
         if isinstance(self.method, Ensemble):
             raise DataError("Ensemble: method must be that of a member, not another Ensemble")
+        if self.bootstrap and self.order == "common":
+            raise DataError(
+                "Ensemble: with bootstrap=True every member has examples of its own, which have no "
+                'common order: leave order="own"'
+            )
+        if self.jobs is None and self.engine != "local":
+            raise DataError(
+                f'Ensemble: engine="{self.engine}" is where workers are, and jobs=None starts '
+                "none: say how many, such as jobs=2"
+            )
+        if self.jobs is not None and (self.order == "common" or self.training == "together"):
+            asked = 'order="common"' if self.order == "common" else 'training="together"'
+            raise DataError(
+                f"Ensemble: with jobs={self.jobs} every member is a run of its own in a process of "
+                f"its own, which {asked} contradicts: leave out one of them"
+            )
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether members are trained by workers."""
+        return self.jobs is not None
+
+    def whole_run(
+        self, fit: Callable[..., Posterior], model: Model, train_data: Any, **arguments: Any
+    ) -> Posterior:
+        """Every member in a worker of its own; see `credo.ensembles.apart`."""
+        if arguments["epochs"] is None:
+            arguments["epochs"] = self.default_epochs
+        if arguments["device"] is not None:
+            model.net.to(arguments["device"])
+        alone = replace(self, members=1, factory=None, jobs=None, engine="local")
+        method = alone if self.bootstrap else self.method  # a bootstrap is the ensemble's to draw
+        models = self.models(model, arguments["seed"])
+        assert self.jobs is not None  # `takes_over` said so
+        return fit_apart(fit, method, models, train_data, self.jobs, self.engine, arguments)
 
     @property
     def temperature(self) -> Temperature:  # type: ignore[override]
@@ -153,8 +176,8 @@ class Ensemble(TemperedMethod[EnsembleState]):
 
     @property
     def orders(self) -> int:
-        """One for each member."""
-        return self.members
+        """One for each member, unless they have a common one."""
+        return self.members if self.order == "own" else 1
 
     @property
     def resamples(self) -> bool:
@@ -165,28 +188,93 @@ class Ensemble(TemperedMethod[EnsembleState]):
         self, model: Model, num_data: int, generator: Generator | None = None
     ) -> EnsembleState:
         """The first member is the model itself; the others begin at weights of their own."""
+        refused = self._why_in_turn(model) if self.training == "together" else None
+        if refused is not None:
+            raise _can_not_be_together(refused)
         first = generator or torch.Generator().manual_seed(torch.seed())
-        # A generator of their own, so that the first member draws what it would by itself.
-        seeds = torch.Generator().manual_seed(first.initial_seed())
-        ranks, models, states = Ranks(), [], []
+        seed, ranks = first.initial_seed(), Ranks()
+        models, states = self.models(model, seed), []
         with by_itself():
-            for k in range(self.members):
-                start, noise = (int(n) for n in torch.randint(2**62, (2,), generator=seeds))
-                own = model if k == 0 else another(model, self.factory, start)
-                source = first if k == 0 else torch.Generator().manual_seed(noise)
-                models.append(own)
+            for k, own in enumerate(models):
+                source = first if k == 0 else torch.Generator().manual_seed(order_seed(seed, k))
                 states.append(self.method.init(own, num_data, source))
         return EnsembleState(models=models, members=states, ranks=ranks)
 
+    def models(self, model: Model, seed: int) -> list[Model]:
+        """The members' models, each at the start that belongs to the seed.
+
+        Args:
+            model: The first member's.
+            seed: That of the run.
+        """
+        starts = [key_to_seed(seed, 5, k) for k in range(1, self.members)]
+        return [model, *(another(model, self.factory, start) for start in starts)]
+
     def update(
-        self, state: EnsembleState, batch: Batch | list[Batch]
+        self, state: EnsembleState, batch: Batch | list[Batch] | BatchStack
     ) -> tuple[EnsembleState, Info]:
         """One step of each member, on a minibatch of its own or on one for all.
 
         Args:
             state: What `init` returned, or the update before.
-            batch: Inputs and targets, or a list of them, one for each member.
+            batch: Inputs and targets, or several of them, one for each member.
         """
+        if state.in_turn is None:
+            state.in_turn = not self._is_together(state)
+        if state.in_turn:
+            return self._in_turn(state, batch)
+        try:
+            return self._together(state, batch)
+        except stacked.Diverged as diverged:
+            places = state.own
+            for place, error in diverged.errors.items():
+                self._lose(state, places[place], error)
+            # The others' step was not made either.
+            state.stack = None
+            state.in_turn = None if len(state.own) > 1 else True
+        except UnsupportedError as error:
+            if self.training == "together":
+                raise _can_not_be_together(str(error)) from error
+            state.settle()
+            state.stack, state.in_turn = None, True
+        return self.update(state, batch)
+
+    def _is_together(self, state: EnsembleState) -> bool:
+        """Whether the members are trained as one, from here on."""
+        if self.training == "in_turn" or len(state.own) < 2 - (self.training == "together"):
+            return False
+        if self.training == "together":
+            return True
+        if self._why_in_turn(state.models[0]) is not None:
+            return False
+        size = -(-state.members[0].num_data // max(1, state.clock.num_batches))
+        return stacked.is_faster(state.models[0], size)
+
+    def _why_in_turn(self, model: Model) -> str | None:
+        return stacked.why_not(self.method) or stacked_network.why_not(model.net)
+
+    def _together(
+        self, state: EnsembleState, batch: Batch | list[Batch] | BatchStack
+    ) -> tuple[EnsembleState, Info]:
+        members = len(state.own if state.stack is None else state.stack)
+        if isinstance(batch, list) or (isinstance(batch, BatchStack) and len(batch) != members):
+            batch = BatchStack.of([batch[k] for k in state.own])
+        if state.stack is None:
+            for k in state.own:
+                state.members[k].clock.num_batches = state.clock.num_batches
+                state.models[k].net.train(state.models[0].net.training)
+            assert isinstance(self.method, MAP)  # `_why_in_turn` has looked
+            own = [state.members[k] for k in state.own]
+            state.stack = stacked.Stack(self.method, own, batch)
+        nll = state.stack.step(batch)
+        state.clock.tick()
+        if state.ranks.several:
+            nll = self._mean_nll(state, [nll] * members)
+        return state, Info(nll)
+
+    def _in_turn(
+        self, state: EnsembleState, batch: Batch | list[Batch] | BatchStack
+    ) -> tuple[EnsembleState, Info]:
         infos: list[Info] = []
         for k in state.own:
             member = state.members[k]
@@ -194,7 +282,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
             member.clock.epochs = state.clock.epochs
             state.models[k].net.train(state.models[0].net.training)
             try:
-                own = batch[k] if isinstance(batch, list) else batch
+                own = batch[k] if isinstance(batch, list | BatchStack) else batch
                 state.members[k], info = self.method.update(member, own)
                 infos.append(info)
             except NonFiniteError as error:
@@ -231,6 +319,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
         What it finds is not part of what is stored, so ranks could not give it to each other.
         """
         self.meet(state)
+        state.settle()
         with by_itself():
             for k in state.kept:
                 state.members[k] = self.method.finish(state.members[k], data)
@@ -238,10 +327,11 @@ class Ensemble(TemperedMethod[EnsembleState]):
 
     def posterior(self, state: EnsembleState) -> Posterior:
         """The mixture of the members' posteriors; the network is left at the first one's mean."""
+        state.settle()
         kept = state.kept or [0]  # where all diverged, `update` has said so
         found = [self.method.posterior(state.members[k]) for k in kept]
         if kept[0]:
-            _copy_network(state.models[kept[0]], state.models[0])
+            copy_network(state.models[kept[0]], state.models[0])
         # A method may have its own form of the network (with dropout layers): the first member's.
         net = self.method.posterior(state.members[0]).model.net
         for posterior in found:
@@ -250,6 +340,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
 
     def summary(self, state: EnsembleState, nll: float = math.nan) -> dict[str, Any]:
         """The members' numbers, averaged, and how many members there are."""
+        state.settle()
         found = [self.method.summary(state.members[k], nll) for k in state.kept]
         return {
             **{
@@ -258,6 +349,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
                 if isinstance(value, int | float)
             },
             "members": len(found),
+            "together": state.in_turn is False,
         }
 
     def meet(self, state: EnsembleState) -> None:
@@ -265,6 +357,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
         ranks = state.ranks
         if not ranks.several:
             return
+        state.settle()
         device = state.models[0].like.device
         mine = [int(k in state.lost) for k in range(self.members)]
         table = ranks.gather(mine, device)
@@ -291,6 +384,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
 
     def pack(self, state: EnsembleState) -> tuple[dict[str, Tensor], Json]:
         """Every member's state, buffers and noise, behind its number."""
+        state.settle()
         tensors, meta = packing.pack(state)
         meta["members"] = []
         for k in range(self.members):
@@ -304,6 +398,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
     ) -> EnsembleState:
         """The inverse of ``pack``, into a state from ``init`` on the same model."""
         packing.unpack(state, tensors, meta)
+        state.stack, state.in_turn = None, None
         for k in range(self.members):
             self._unpack_member(state, k, under(f"{k}.", tensors), meta["members"][k])
         return state
@@ -314,6 +409,9 @@ class Ensemble(TemperedMethod[EnsembleState]):
         tensors = {f"method.{name}": tensor for name, tensor in own.items()}
         tensors |= {f"buffer.{name}": buffer for name, buffer in model.buffers().items()}
         tensors |= {f"noise.{i}": noise for i, noise in enumerate(model.noise_parameters())}
+        if k in state.lost:
+            # Nobody goes on from it, and a checkpoint with numbers that are none is refused.
+            tensors = {name: t.nan_to_num() for name, t in tensors.items()}
         return tensors, meta
 
     def _unpack_member(
@@ -335,10 +433,8 @@ class Ensemble(TemperedMethod[EnsembleState]):
         return self.method
 
 
-def _copy_network(source: Model, target: Model) -> None:
-    """Give one network the weights and buffers of another of its architecture."""
-    with target.bind().writing() as vector:
-        vector.copy_(source.bind().vector)
-    with torch.no_grad():
-        for name, buffer in target.buffers().items():
-            buffer.copy_(source.buffers()[name])
+def _can_not_be_together(reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f'the ensemble can\'t be trained together: {reason}. training="in_turn" trains its members '
+        'one after the other, and training="auto" chooses'
+    )

@@ -1,16 +1,23 @@
-"""Networks for the members of an ensemble: of one architecture, each with a start of its own."""
+"""The members of an ensemble: networks with starts of their own, and what is kept of them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from credo.collectives import Ranks
+from credo.ensembles.stacked import Stack
 from credo.errors import DataError, UnsupportedError
+from credo.method import State
 from credo.model import Model
 from credo.network import segments_of
+from credo.packing import STORED
 
 Factory = Callable[[], nn.Module]
 """Builds a network with a new random start."""
@@ -48,8 +55,23 @@ def _built(net: nn.Module, factory: Factory) -> nn.Module:
             f"the factory builds another architecture than the model has: {odd[0]} has shape "
             f"{there.get(odd[0], 'none')} there and {here.get(odd[0], 'none')} in the model"
         )
+    _refuse_other_layers(net, built)
     like = next(parameter for parameter in net.parameters() if parameter.requires_grad)
     return built.to(like.device, like.dtype)
+
+
+def _refuse_other_layers(net: nn.Module, built: nn.Module) -> None:
+    """All members predict on copies of one network, so that another activation would be lost."""
+    here, there = (
+        {name: f"{type(m).__name__}({m.extra_repr()})" for name, m in each.named_modules()}
+        for each in (net, built)
+    )
+    odd = [name for name in [*here, *there] if here.get(name) != there.get(name)]
+    if odd:
+        raise DataError(
+            f"the factory builds another architecture than the model has: {odd[0] or 'itself'} is "
+            f"{there.get(odd[0], 'missing')} there and {here.get(odd[0], 'missing')} in the model"
+        )
 
 
 def _reset_copy(net: nn.Module) -> nn.Module:
@@ -86,3 +108,63 @@ def _reset_of(layer: nn.Module) -> Callable[[], None] | None:
         if callable(found):
             return found
     return None
+
+
+@final
+class MembersOptimizer(Optimizer):
+    """The groups of all members' optimizers, for schedules; it takes no steps."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._each = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Asked for anew: a restored optimizer has new groups."""
+        return [group for optimizer in self._each for group in optimizer.param_groups]
+
+
+@final
+@dataclass
+class EnsembleState(State):
+    """Every member's model and state.
+
+    ``lost`` are the numbers of those that diverged; ``ranks`` train members k, k + size, ….
+    ``stack`` has what is newer than the members' states while they are trained together: whoever
+    reads a member calls `settle` before. ``in_turn`` says that they are not, None that nobody has
+    asked yet.
+    """
+
+    models: list[Model]
+    members: list[Any]
+    ranks: Ranks
+    lost: list[int] = field(default_factory=list, metadata=STORED)
+    stack: Stack | None = None
+    in_turn: bool | None = None
+
+    @property
+    def kept(self) -> list[int]:
+        """The members that did not diverge."""
+        return [k for k in range(len(self.members)) if k not in self.lost]
+
+    @property
+    def own(self) -> list[int]:
+        """Those of them that this rank trains."""
+        return [k for k in self.kept if self.owner(k) == self.ranks.rank]
+
+    def owner(self, k: int) -> int:
+        """The place of the rank that trains member k."""
+        return k % self.ranks.size
+
+    def settle(self) -> None:
+        """Bring the members' states up to date."""
+        if self.stack is not None:
+            self.stack.settle()
+
+
+def copy_network(source: Model, target: Model) -> None:
+    """Give one network the weights and buffers of another of its architecture."""
+    with target.bind().writing() as vector:
+        vector.copy_(source.bind().vector)
+    with torch.no_grad():
+        for name, buffer in target.buffers().items():
+            buffer.copy_(source.buffers()[name])

@@ -283,6 +283,45 @@ def batch_rows(batch: Batch, chosen: Tensor | slice) -> Batch:
     return input_rows(inputs, chosen), targets[where]
 
 
+class BatchStack:
+    """Minibatches of one size, one for each order of the data, as tensors (K, B, ...).
+
+    Args:
+        inputs: A tensor, a sequence or a mapping of them.
+        targets: Of the same examples.
+
+    >>> stack = BatchStack(torch.zeros(2, 3, 1), torch.arange(6).view(2, 3))
+    >>> len(stack), stack[1][1].tolist()
+    (2, [3, 4, 5])
+    """
+
+    __slots__ = ("inputs", "targets")
+
+    def __init__(self, inputs: Inputs, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> BatchStack:
+        """Put batches of one size on top of each other.
+
+        Args:
+            batches: One for each order.
+        """
+        columns = [torch.stack(c) for c in zip(*(parts_of(i) for i, _ in batches), strict=True)]
+        inputs: Inputs = tuple(columns)
+        if isinstance(batches[0][0], Tensor):
+            (inputs,) = columns
+        elif isinstance(batches[0][0], Mapping):
+            inputs = dict(zip(batches[0][0], columns, strict=True))
+        return cls(inputs, torch.stack([targets for _, targets in batches]))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, order: int) -> Batch:
+        return map_inputs(lambda x: x[order], self.inputs), self.targets[order]
+
+
 def chunks(inputs: Inputs, size: int, weights: Vector | None = None) -> Iterator[Inputs]:
     """All examples, so many at a time.
 

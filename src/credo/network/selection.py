@@ -63,27 +63,27 @@ class Selection:
         """The selected part without a copy; only for one run.
 
         Args:
-            vector: Of all parameters, (T,).
+            vector: Of all parameters, (..., T).
         """
         start, stop = self.runs[0] if self.runs else (0, 0)
-        return vector[start:stop]
+        return vector[..., start:stop]
 
     def read(self, vector: Vector) -> Vector:
-        """A copy of the selected part, (P,).
+        """A copy of the selected part, (..., P).
 
         Args:
-            vector: Of all parameters, (T,).
+            vector: Of all parameters, (..., T).
         """
         if not self.runs:
-            return vector.new_empty(0)
-        return torch.cat([vector[a:b] for a, b in self.runs])
+            return vector.new_empty(*vector.shape[:-1], 0)
+        return torch.cat([vector[..., a:b] for a, b in self.runs], -1)
 
     def write(self, vector: Vector, values: Vector) -> None:
         """Put values in their places; a view of itself costs nothing.
 
         Args:
-            vector: Of all parameters, (T,).
-            values: Of the selected ones, (P,).
+            vector: Of all parameters, (..., T).
+            values: Of the selected ones, (..., P).
         """
         if self.is_one_run:
             target = self.view(vector)
@@ -92,7 +92,7 @@ class Selection:
             return
         offset = 0
         for a, b in self.runs:
-            vector[a:b].copy_(values[offset : offset + b - a])
+            vector[..., a:b].copy_(values[..., offset : offset + b - a])
             offset += b - a
 
     def slices(self) -> dict[str, slice]:

@@ -227,16 +227,31 @@ class Predictive(Displayed):
         kinds = sorted({type(part.likelihood).__name__ for part in parts})
         if len(kinds) > 1:
             raise DataError(f"The parts have likelihoods of different kinds: {', '.join(kinds)}.")
-        shapes = {tuple(part._moments.centre.shape) for part in parts}
+        # Moments only where they are all there is: they take as long as the outputs themselves.
+        shapes = {
+            tuple((part._moments.centre if part._kept is None else part._kept[0]).shape)
+            for part in parts
+        }
         if len(shapes) > 1:
             raise DataError(f"The parts predict different examples: shapes {sorted(shapes)}.")
         kept = [part._kept for part in parts if part._kept is not None]
         if len(kept) < len(parts):
             return cls._from_moments(Moments.merge([part._moments for part in parts]), first)
-        merged = Predictive(torch.cat(kept), first)
-        if any(part.likelihood.config() != first.config() for part in parts):
-            own = tuple(part.likelihood for part in parts for _ in range(part.samples))
-            merged.__dict__["_own"] = own
+        own = [part.likelihood for part in parts for _ in range(part.samples)]
+        return cls.of_members(torch.cat(kept), own)
+
+    @classmethod
+    def of_members(cls, outputs: Tensor, likelihoods: Sequence[Likelihood]) -> Predictive:
+        """Samples that each have a likelihood, with noise of its own.
+
+        Args:
+            outputs: The network's outputs (S, B, ...).
+            likelihoods: S of one kind.
+        """
+        first = likelihoods[0]
+        merged = cls(outputs, first)
+        if any(each is not first and each.config() != first.config() for each in likelihoods):
+            merged.__dict__["_own"] = tuple(likelihoods)
         return merged
 
     @property

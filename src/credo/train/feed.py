@@ -16,7 +16,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from credo.collectives import Ranks
 from credo.errors import DataError, RankError
 from credo.model import Model
 from credo.network.batches import (
+    BatchStack,
     input_rows,
     is_array,
     named_parts,
@@ -72,15 +73,19 @@ class Feed(ABC):
 
     def in_orders(
         self, orders: int, resamples: bool, seed: int, epoch: int, skip: int = 0
-    ) -> Iterator[list[Batch]]:
-        """As many batches at a time as there are orders; the first order is that of `batches`."""
-        seeds = [seed, *(key_to_seed(seed, 3, order) for order in range(1, orders))]
-        each = []
-        for own in seeds:
-            feed = copy.copy(self)
-            feed.resample = key_to_seed(own, 4) if resamples else None
-            each.append(feed.batches(own, epoch, skip))
+    ) -> Iterator[list[Batch] | BatchStack]:
+        """As many batches at a time as there are orders; order k is that of `order_seed`."""
+        each = [
+            feed.batches(own, epoch, skip) for own, feed in self._in_order(orders, resamples, seed)
+        ]
         return map(list, zip(*each, strict=True))
+
+    def _in_order(self, orders: int, resamples: bool, seed: int) -> Iterator[tuple[int, Self]]:
+        """For each order its seed, and the feed that is of its examples."""
+        for order in range(orders):
+            own, feed = order_seed(seed, order), copy.copy(self)
+            feed.resample = key_to_seed(own, 4) if resamples else None
+            yield own, feed
 
     def stands_in(self, batch: int) -> bool:
         """Whether this rank has no part of the epoch's batch of this number, but a stand-in."""
@@ -111,15 +116,19 @@ class PermutedFeed(Feed):
         left = self.num_data - batch * self.batch_size
         return self.ranks.rank >= min(left, self.batch_size)
 
-    def _rows(
-        self, seed: int, epoch: int, skip: int, device: torch.device | str = "cpu"
-    ) -> Iterator[Tensor]:
-        """The examples of each batch, in the permutation of (seed, epoch); this rank's of them."""
+    def _order(self, seed: int, epoch: int) -> Tensor:
+        """The examples in the permutation of (seed, epoch)."""
         order = permutation(self.num_data, seed, epoch)
         if self.resample is not None:
             generator = torch.Generator().manual_seed(self.resample)
             order = torch.randint(self.num_data, (self.num_data,), generator=generator)[order]
-        order = order.to(device)
+        return order
+
+    def _rows(
+        self, seed: int, epoch: int, skip: int, device: torch.device | str = "cpu"
+    ) -> Iterator[Tensor]:
+        """The examples of each batch, in the permutation of (seed, epoch); this rank's of them."""
+        order = self._order(seed, epoch).to(device)
         for chosen in islice(order.split(self.batch_size), skip, None):
             if self.ranks.several:
                 own = chosen.tensor_split(self.ranks.size)[self.ranks.rank]
@@ -142,13 +151,34 @@ class TensorFeed(PermutedFeed):
             for chosen in rows:
                 yield input_rows(self.inputs, chosen), self.targets[chosen]
             return
-        # Small minibatches are looked up many at a time: a look-up takes as long as a small step.
-        numbers = self.batch_size * (self.inputs[0].numel() + self.targets[0].numel())
-        at_once = max(1, min(MOST_BATCHES, NUMBERS_AT_ONCE // max(1, numbers)))
+        at_once = self._at_once(self.inputs)
         while group := list(islice(rows, at_once)):
             chosen = group[0] if len(group) == 1 else torch.cat(group)
             inputs = self.inputs[chosen].split(self.batch_size)
             yield from zip(inputs, self.targets[chosen].split(self.batch_size), strict=True)
+
+    def in_orders(
+        self, orders: int, resamples: bool, seed: int, epoch: int, skip: int = 0
+    ) -> Iterator[list[Batch] | BatchStack]:
+        """Rows of the tensors, of all orders at once."""
+        if self.ranks.several or not isinstance(self.inputs, Tensor):
+            yield from super().in_orders(orders, resamples, seed, epoch, skip)
+            return
+        each = [feed._order(own, epoch) for own, feed in self._in_order(orders, resamples, seed)]
+        steps = torch.stack(each).to(self.targets.device).split(self.batch_size, dim=1)
+        rows = islice(steps, skip, None)
+        at_once = self._at_once(self.inputs, orders)
+        while group := list(islice(rows, at_once)):
+            if group[-1].shape != group[0].shape:  # the last one of the epoch is smaller
+                rows, group = iter(group[-1:]), group[:-1]
+            chosen = torch.stack(group)
+            inputs, targets = self.inputs[chosen].unbind(), self.targets[chosen].unbind()
+            yield from map(BatchStack, inputs, targets)
+
+    def _at_once(self, inputs: Tensor, orders: int = 1) -> int:
+        """Small minibatches are looked up many at a time, which takes as long as a small step."""
+        numbers = orders * self.batch_size * (inputs[0].numel() + self.targets[0].numel())
+        return max(1, min(MOST_BATCHES, NUMBERS_AT_ONCE // max(1, numbers)))
 
     def check(self, model: Model) -> None:
         """Finite inputs; outputs that exist; targets that the likelihood takes, all of them."""
@@ -290,6 +320,11 @@ def make_feed(
     if targets.dim() == 0 or not len(targets):
         raise DataError("the training data is empty")
     return TensorFeed(inputs, targets, len(targets) if whole else batch_size, ranks)
+
+
+def order_seed(seed: int, order: int) -> int:
+    """The seed of one of several orders of a run; the first is the run's own."""
+    return key_to_seed(seed, 3, order) if order else seed
 
 
 def permutation(n: int, seed: int, epoch: int) -> Tensor:

@@ -34,7 +34,7 @@ from credo.families import Delta
 from credo.method import Info, Method
 from credo.metrics import accuracy
 from credo.model import Model
-from credo.network.batches import to_device
+from credo.network.batches import BatchStack, to_device
 from credo.noise import key_to_seed
 from credo.packing import as_json
 from credo.posterior.posterior import Posterior
@@ -46,7 +46,7 @@ from credo.train.folder import RunFolder
 from credo.train.progress import Reporter, reporter
 from credo.train.rates import Rates
 from credo.train.start import Start
-from credo.types import Json
+from credo.types import Batch, Json
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 VALIDATION_SAMPLES = 16
@@ -124,6 +124,12 @@ def fit(
         CheckpointError: The folder holds another run, or one of another version of Credo.
         RankError: A rank died, or differs from the others in what must be the same.
     """
+    if method.takes_over:
+        return method.whole_run(
+            fit, model, train_data, epochs=epochs, batch_size=batch_size, seed=seed,
+            val_data=val_data, folder=folder, resume=resume, device=device, progress=progress,
+            num_data=num_data, schedule=schedule, keep=keep,
+        )  # fmt: skip
     ranks = Ranks()
     if ranks.several and not method.spreads:
         raise UnsupportedError(
@@ -291,7 +297,7 @@ class _Run:
             several = feed.in_orders(
                 orders, self.method.resamples, self.seed, self.epoch, self.batch
             )
-            return ([to_device(batch, device) for batch in batches] for batches in several)
+            return (_orders_to_device(batches, device) for batches in several)
         return (to_device(b, device) for b in feed.batches(self.seed, self.epoch, self.batch))
 
     def _look_at_start(self) -> None:
@@ -455,6 +461,14 @@ class _Run:
             "resumes": "exactly" if self.feed.exact else "exactly at epoch boundaries",
             "ranks": {"number": self.ranks.size, "batch_size": self.batch_size},
         }
+
+
+def _orders_to_device(
+    batches: list[Batch] | BatchStack, device: torch.device
+) -> list[Batch] | BatchStack:
+    if isinstance(batches, BatchStack):
+        return BatchStack(*to_device((batches.inputs, batches.targets), device))
+    return [to_device(batch, device) for batch in batches]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,23 @@ def test_a_damaged_mixture_is_refused(tmp_path: Path) -> None:
         credo.storage.write_tensors(path, tensors, bad)
         with pytest.raises(FileFormatError):
             credo.load(path, nn.Linear(3, 2))
+
+
+def test_points_on_one_copy_predict_as_each_by_itself() -> None:
+    """Each with its own weights, statistics and noise, in pieces or at once."""
+    torch.manual_seed(0)
+    x = torch.randn(30, 3)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+    model = credo.Model(net, credo.likelihoods.Gaussian(learned=True))
+    method = credo.Ensemble(credo.MAP(lr=0.05), members=3)
+    posterior = credo.fit(model, method, (x, x[:, :1]), epochs=3, batch_size=8, progress=False)
+    found = posterior.predict(x)
+    each = [member.predict(x) for member in posterior.members]
+    assert torch.equal(found.outputs, torch.cat([one.outputs for one in each]))
+    torch.testing.assert_close(
+        found.log_prob(x[:, :1]),
+        torch.stack([one.log_prob(x[:, :1]) for one in each]).logsumexp(0) - math.log(3),
+    )
+    torch.testing.assert_close(posterior.predict(x, batch_size=7).outputs, found.outputs)
+    streamed = posterior.predict(x, keep_samples=False)
+    torch.testing.assert_close(streamed.mean, found.mean)
