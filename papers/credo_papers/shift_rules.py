@@ -1,8 +1,8 @@
 r"""Statements about shift after Ovadia et al. (2019), their rules and their figure.
 
 Voting are the methods that Ovadia et al. compare and the library has: MAP, temperature scaling, MC
-dropout, VI and the ensemble (of 5 in the quick preset). The others are reported. Means are over all shifted sets, and
-each statement is asked with 95 % confidence over seeds:
+dropout, VI and the ensemble. The others are reported. Means are over all shifted sets, and each
+statement is asked with 95 % confidence over seeds:
 
 1. ``calibration_is_lost``: temperature scaling's calibration error under shift exceeds that on
    clean images by more than `SLIP`. (Calibration on clean data does not carry over.)
