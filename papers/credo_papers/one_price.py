@@ -50,7 +50,7 @@ from credo.report.style import (
 from credo.types import Json
 from credo_papers.experiment import Experiment, Settings, Verdict, sign_of_mean, summarise
 from credo_papers.saved_scores import saved
-from credo_papers.shift_setup import small_network, swag
+from credo_papers.shift_setup import schedule_of, small_network, swag
 
 MATCH = 1.02
 PRICE = 1.5
@@ -165,7 +165,7 @@ def _fit(
         model = credo.Model(net, credo.likelihoods.Categorical())
         return credo.fit(
             model, method, (x, y), epochs=epochs, batch_size=settings.batch_size, seed=seed,
-            progress=False, schedule="cosine",
+            progress=False, schedule=schedule_of(name),
         )  # fmt: skip
 
     if name == "vi_cycles":

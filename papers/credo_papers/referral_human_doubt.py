@@ -42,7 +42,7 @@ from credo_papers.referral import (
     referral_scores,
 )
 from credo_papers.saved_scores import saved
-from credo_papers.shift_setup import small_network
+from credo_papers.shift_setup import schedule_of, small_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def _scores(
     posterior = credo.fit(
         credo.Model(small_network(x.shape[1:], seed), credo.likelihoods.Categorical()), method,
         (x, y), epochs=settings.epochs, batch_size=settings.batch_size, seed=seed,
-        folder=folder / name / "run", progress=False, schedule="cosine",
+        folder=folder / name / "run", progress=False, schedule=schedule_of(name),
     )  # fmt: skip
     pred = posterior.predict(x_test, samples=settings.prediction_samples, keep_samples=False)
     people = human_counts()[: len(y_test)].astype(float)

@@ -1,10 +1,10 @@
 r"""What the experiments on shifted images share: data, methods, temperature scaling, scores.
 
-Every method trains LeNet-5 from the same weights, on the same images, along half a cosine, at the
-library's own defaults: nothing was searched here. Variational Laplace needs a smooth network: its
-ReLUs are softplus (`credo.smooth`). MC dropout has p = 0.1 after every activation. Laplace's method
-and temperature scaling go on from the trained network of MAP; the temperature is fitted to images
-that no method trains on.
+Every method trains LeNet-5 from the same weights, on the same images, along half a cosine (SWAG's
+rates have a course of their own), at the library's own defaults: nothing was searched here.
+Variational Laplace needs a smooth network: its ReLUs are softplus (`credo.smooth`). MC dropout has
+p = 0.1 after every activation. Laplace's method and temperature scaling go on from the trained
+network of MAP; the temperature is fitted to images that no method trains on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,9 @@ CAPTIONS = {
 }
 AFTER_MAP = ("scaled", "last_layer", "kron")
 """Those that go on from MAP's network."""
+
+OWN_RATES = ("swag", "multiswag")
+"""Those whose rates follow a course of their own; the others go along half a cosine."""
 
 MEASURES = ("accuracy", "nll", "brier", "ece", "confidence", "entropy")
 
@@ -86,6 +89,11 @@ def swag() -> Method[Any] | None:
     """`credo.SWAG`, or None where this version of the library has none."""
     made = getattr(credo, "SWAG", None)
     return None if made is None else made()
+
+
+def schedule_of(name: str) -> Literal["constant", "cosine"]:
+    """How the rates of a method change on the way."""
+    return "constant" if name in OWN_RATES else "cosine"
 
 
 def methods(settings: ShiftSettings) -> dict[str, Method[Any] | None]:
@@ -184,7 +192,7 @@ def _trained_scores(
     train = images.scaled(images.train[0]), images.train[1]
     posterior = credo.fit(
         model, method, train, epochs=settings.epochs, batch_size=settings.batch_size, seed=seed,
-        folder=folder / name / "run", progress=False, schedule="cosine",
+        folder=folder / name / "run", progress=False, schedule=schedule_of(name),
     )  # fmt: skip
     samples = settings.prediction_samples
     scores = score(settings, images, name, _predictor(posterior, samples))

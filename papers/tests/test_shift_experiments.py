@@ -82,6 +82,7 @@ def results(tmp_path_factory):
         with warnings.catch_warnings():  # a step or two trains nothing
             warnings.filterwarnings("ignore", message="the network does not look trained")
             warnings.filterwarnings("ignore", message="the KL never moved")
+            warnings.filterwarnings("ignore", message="SWAG collected")
             return stored_results(SMALL, tmp_path_factory)
 
 
