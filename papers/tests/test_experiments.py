@@ -35,7 +35,8 @@ AUTHORS = {
     "004": "Khan",
 }
 DATA_SETS = {
-    "mnist", "fashion-mnist", "cifar10", "svhn", "notmnist", "camvid", "cifar10h", "uci"
+    "mnist", "fashion-mnist", "cifar10", "svhn", "notmnist", "camvid", "cifar10h", "uci",
+    "pima",
 }  # fmt: skip
 
 
@@ -159,7 +160,8 @@ def test_list_names_everything(tmp_path):
     assert all(r.keys() == ROW_KEYS | {"presets", "needs", "minutes"} for r in rows)
     assert {r["verdict"] for r in rows} <= {*VERDICTS, None}
     assert {r["id"] for r in rows if r["ours"]} == {
-        "003-balanced-rates", "003-disagreement", "004-equal-time", "004-squared-gradient-cost"
+        "003-balanced-rates", "003-disagreement", "004-equal-time", "004-squared-gradient-cost",
+        "004-one-price",
     }  # fmt: skip
     assert "003-and" in printed(list_experiments)
 

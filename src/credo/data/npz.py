@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
-import re
 import struct
 import zipfile
 from collections.abc import Iterable
@@ -12,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from credo.data.bounded import (
@@ -23,13 +20,8 @@ from credo.data.bounded import (
     malformed,
     read_exactly,
 )
+from credo.data.npy import read_header
 from credo.errors import FileFormatError
-
-_NPY_1 = b"\x93NUMPY\x01\x00"
-_HEADER = re.compile(
-    rb"\{'descr': '([<>|](?:b1|[ui][1248]|f[248]))', 'fortran_order': (True|False), "
-    rb"'shape': \(([0-9]{1,19}(?:, ?[0-9]{1,19}){0,7})?,?\), \}\s*"
-)
 
 
 def read_npz(path: str | PathLike[str], names: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -66,20 +58,8 @@ def _read_member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[Any
         raise malformed(path, "NumPy stores or deflates arrays", f"{name} is packed otherwise")
     what = f"the array {name!r}"
     with archive.open(member) as stream:
-        start = bytes(read_exactly(stream, 10, path, what))
-        header_size = int.from_bytes(start[8:], "little")
-        header = bytes(read_exactly(stream, header_size, path, what))
-        parsed = _HEADER.fullmatch(header)
-        if start[:8] != _NPY_1 or parsed is None:
-            raise malformed(path, f"{what} should be plain numbers", "its header says otherwise")
-        dtype = np.dtype(parsed[1].decode())
-        shape = tuple(int(n) for n in (parsed[3] or b"").replace(b" ", b"").split(b",") if n)
-        promised = math.prod(shape) * dtype.itemsize
-        if promised == 0:
-            raise malformed(path, f"{what} should hold numbers", f"its shape is {shape}")
-        check_promise(promised, member.compress_size * DEFLATE_RATIO, path, what)
-        values = read_exactly(stream, promised, path, what)
+        header = read_header(stream, path, what)
+        check_promise(header.promised, member.compress_size * DEFLATE_RATIO, path, what)
+        values = read_exactly(stream, header.promised, path, what)
         expect_end(stream, path, what)
-    by_column = parsed[2] == b"True"
-    array = np.frombuffer(values, dtype).reshape(shape, order="F" if by_column else "C")
-    return array.astype(dtype.newbyteorder("="), copy=False)
+    return header.array(values, header.shape)

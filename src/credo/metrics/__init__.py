@@ -41,9 +41,17 @@ from credo.metrics.scoring import (
     nll,
     rmse,
 )
-from credo.metrics.selective import RetentionCurve, accuracy_vs_confidence, retention
+from credo.metrics.selective import (
+    ReferralCosts,
+    RetentionCurve,
+    accuracy_vs_confidence,
+    referral,
+    referral_costs,
+    retention,
+)
 
 __all__ = [
+    "ReferralCosts",
     "Reliability",
     "RetentionCurve",
     "accuracy",
@@ -69,6 +77,8 @@ __all__ = [
     "gibbs_nll",
     "nll",
     "r_hat",
+    "referral",
+    "referral_costs",
     "reliability",
     "retention",
     "rmse",

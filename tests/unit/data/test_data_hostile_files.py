@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from credo.data import cifar, pickled, read_cifar, read_idx, read_svhn
 from credo.data.cifar import read_cifar_set
+from credo.data.npy import read_npy
 from credo.data.npz import read_npz
 from credo.errors import DataError, FileFormatError
 
@@ -111,6 +112,19 @@ def check_npz(path: Path, content: bytes) -> None:
     np.testing.assert_array_equal(ours, theirs)
 
 
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=False)
+    return out.getvalue()
+
+
+def check_npy(path: Path, content: bytes) -> None:
+    ours = read_npy(path)
+    np.testing.assert_array_equal(ours, np.load(io.BytesIO(content), allow_pickle=False))
+    if len(ours) % 2 == 0:
+        np.testing.assert_array_equal(read_npy(path, 1, 2), ours[len(ours) // 2 :])
+
+
 Check = Callable[[Path, bytes], None]
 VALID: dict[str, tuple[Check, bytes]] = {
     "idx": (check_idx, idx((2, 3), bytes(range(6)))),
@@ -122,6 +136,7 @@ VALID: dict[str, tuple[Check, bytes]] = {
     "mat": (check_svhn, mat()),
     "mat uncompressed": (check_svhn, mat(compressed=False)),
     "npz": (check_npz, npz()),
+    "npy": (check_npy, npy(np.arange(6, dtype="i4").reshape(2, 3))),
 }
 
 
