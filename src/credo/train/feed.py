@@ -166,7 +166,7 @@ class TensorFeed(PermutedFeed):
             return
         each = [feed._order(own, epoch) for own, feed in self._in_order(orders, resamples, seed)]
         steps = torch.stack(each).to(self.targets.device).split(self.batch_size, dim=1)
-        rows = islice(steps, skip, None)
+        rows: Iterator[Tensor] = islice(steps, skip, None)
         at_once = self._at_once(self.inputs, orders)
         while group := list(islice(rows, at_once)):
             if group[-1].shape != group[0].shape:  # the last one of the epoch is smaller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ def frozen() -> nn.Module:
 
 def fit(training: str, net=layers, method=None, likelihood=None, targets=Y, folder=None, **more):
     torch.manual_seed(0)
-    model = credo.Model(net().double(), likelihood or credo.likelihoods.Gaussian(scale=0.5))
+    # A copy, because training moves the learned noise of the one it is given.
+    likelihood = copy.deepcopy(likelihood or credo.likelihoods.Gaussian(scale=0.5))
+    model = credo.Model(net().double(), likelihood)
     settings = {k: more.pop(k) for k in ("order", "bootstrap", "factory", "members") if k in more}
     ensemble = credo.Ensemble(
         method or credo.MAP(lr=0.02), **{"members": 3, **settings}, training=training
@@ -168,7 +171,7 @@ def broken_factory(bad: int):
     def build() -> nn.Module:
         nonlocal built
         built += 1
-        net = layers()
+        net = layers().double()
         if built == bad:
             with torch.no_grad():
                 net[4].weight.fill_(1e300)
@@ -218,7 +221,7 @@ class Recurrent(nn.Module):
 class Chooses(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
-        return out if float(out.sum()) > 0 else 2 * out
+        return out if float(out.detach().sum()) > 0 else 2 * out
 
 
 class Counts(nn.Linear):
