@@ -9,8 +9,8 @@ symbol     argument         meaning
 D, K       ``rank``         K of them, evenly spaced too, less θ̄: columns (P, K)
 ========== ================ ==============================================================
 
-Training has two parts. In the first, a ``start`` of the whole, the rate of ``train`` goes, on half a
-cosine wave, to ``rate`` times itself. In the second it stays there: descent no longer settles but
+Training has two parts. In the first, a ``start`` of the whole, the rate of ``train`` goes, on half
+a cosine wave, to ``rate`` times itself. In the second it stays there: descent no longer settles but
 moves about the valley that it has come to, as wide as minibatches kick it, and where it was is
 collected. One training, and a pass over the weights now and then, is all that it costs.
 
