@@ -9,7 +9,7 @@ symbol     argument         meaning
 D, K       ``rank``         K of them, evenly spaced too, less θ̄: columns (P, K)
 ========== ================ ==============================================================
 
-Training has two parts. In the first, a ``start`` of the whole, the rate of ``train`` falls, on half
+Training has two parts. In the first, a ``start`` of the whole, the rate of ``train`` goes, on half
 a cosine wave, to ``rate`` times itself. In the second it stays there: descent no longer settles but
 moves about the valley that it has come to, as wide as minibatches kick it, and where it was is
 collected. One training, and a pass over the weights now and then, is all that it costs.
@@ -167,7 +167,7 @@ class SWAG(TemperedMethod[SWAGState]):
 
     train: MAP = field(default_factory=MAP)
     start: Decay = 0.75
-    rate: Positive = 0.5
+    rate: Positive = 1.0
     iterates: Annotated[int, Range(2)] = 100
     rank: Annotated[int, Range(2)] = 20
     draws: Count = 20

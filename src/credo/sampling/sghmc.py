@@ -12,7 +12,7 @@ symbol argument           meaning
 η, ξ                      standard normal noise
 ====== ================== ==============================================================
 
-``lr`` is a tenth of SGLD's: with friction 0.1 a step is worth ten of them.
+The default rate is less than SGLD's, because with friction 0.1 a step is worth ten of them.
 
 Momentum carries chains along the valleys that Langevin dynamics has to walk at random: a step is
 worth about 1/α of `SGLD`'s. The bias is as small: with exact gradients a posterior of precision A
@@ -75,7 +75,7 @@ class SGHMC(LangevinMethod[SGHMCState]):
         friction: Share of the velocity that a step takes away; 1 is `SGLD`.
     """
 
-    lr: Positive = 1e-4
+    lr: Positive = 3e-4
     friction: Annotated[float, Range(0, 1, open_low=True)] = 0.1
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> SGHMCState:

@@ -66,15 +66,15 @@ def test_looking_at_the_posterior_does_not_disturb_training() -> None:
 
 
 def test_the_rate_falls_to_its_share_and_stays_whatever_the_schedule() -> None:
-    factors = [record["rate_factor"] for record in fit(network()).history]
-    assert factors[0] > factors[5] > 0.9 * credo.SWAG().rate
-    assert factors[12:] == [credo.SWAG().rate] * 4
+    factors = [record["rate_factor"] for record in fit(network(), credo.SWAG(rate=0.5)).history]
+    assert 1 > factors[0] > factors[5] > 0.5
+    assert factors[12:] == [0.5] * 4
     # A schedule of nothing leaves the first part at the start and does not reach the second.
     net = network()
     start = torch.cat([p.detach().flatten() for p in net.parameters()])
     posterior = fit(net, schedule=lambda fraction: 0.0)
     moved = (posterior.mean - start).abs().max()
-    assert 0 < float(moved) < 12 * 3e-3 * credo.SWAG().rate
+    assert 0 < float(moved) < 12 * 3e-3
     assert float(posterior.q.scale.max()) > 1e-5
     assert posterior.history[-1]["rates"]["mean"] == 0.0  # what the schedule set is left in place
 
