@@ -162,9 +162,8 @@ class Stack:
             stacked.grad = gradient
         weight = temperature_of(self._method.temperature, first) / first.num_data
         if weight:
-            with torch.no_grad():
-                for pull in self._pulls:
-                    pull.add_(weight)
+            for pull in self._pulls:
+                pull.add_(weight)
         # A schedule sets the rates of the members' own optimizers, the same for all.
         rate = first.optimizer.param_groups[0]["lr"]
         self._optimizer.param_groups[0]["lr"] = rate
