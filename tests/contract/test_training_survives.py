@@ -30,10 +30,12 @@ from credo.train.feed import make_feed
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 
 
-def net(seed: int = 0) -> nn.Module:
-    """Dropout and batch norm, so that the global generator and buffers matter."""
+def net(seed: int = 0, plain: bool = False) -> nn.Module:
+    """Dropout and batch norm, so that the global generator and buffers matter; not if plain."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        if plain:
+            return nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 3))
         return nn.Sequential(
             nn.Linear(4, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Dropout(0.2), nn.Linear(8, 3)
         )
@@ -70,15 +72,15 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", [1, 9, 14])
 def test_resume_is_bit_exact_from_any_step(name, at, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
-    method = METHODS[name].make()
+    method, plain = METHODS[name].make(), METHODS[name].plain
     schedule = "constant" if method.needs_all_data else "cosine"
-    whole = fit(method, tmp_path / "whole", schedule=schedule)
+    whole = fit(method, tmp_path / "whole", network=net(plain=plain), schedule=schedule)
     update = type(method).update
     monkeypatch.setattr(type(method), "update", _dies_after(update, _steps(method, at)))
     with pytest.raises(Killed):
-        fit(method, tmp_path / "cut", schedule=schedule)
+        fit(method, tmp_path / "cut", network=net(plain=plain), schedule=schedule)
     monkeypatch.setattr(type(method), "update", update)
-    resumed = fit(method, tmp_path / "cut", schedule=schedule)
+    resumed = fit(method, tmp_path / "cut", network=net(plain=plain), schedule=schedule)
     assert same(whole, resumed)
     strip = [{k: v for k, v in r.items() if k != "seconds"} for r in resumed.history]
     assert strip == [{k: v for k, v in r.items() if k != "seconds"} for r in whole.history]
@@ -92,8 +94,8 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     x, y = data()
     options = {"keep": "best", "val_data": (x, 2 - y)}
-    method = METHODS[name].make()
-    network = net()
+    method, plain = METHODS[name].make(), METHODS[name].plain
+    network = net(plain=plain)
     best = fit(method, network=network, **options)
     scores = [record["val_nll"] for record in best.history]
     winner = scores.index(min(scores))
@@ -101,7 +103,7 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
     with monkeypatch.context() as patch:
         # To a method that plans, the shorter run is one of four epochs as well.
         patch.setattr(Clock, "epochs", property(lambda clock: 4, lambda clock, value: None))
-        assert same(best, fit(method, epochs=winner + 1))
+        assert same(best, fit(method, network=net(plain=plain), epochs=winner + 1))
     random = best.model.weights(best.model.random)
     assert torch.equal(random, best.centre)
 
@@ -109,9 +111,9 @@ def test_keeping_the_best_epoch_survives_a_death(name, tmp_path, monkeypatch) ->
         type(method), "update", _dies_after(type(method).update, _steps(method, 17))
     )
     with pytest.raises(Killed):
-        fit(method, tmp_path / "cut", **options)
+        fit(method, tmp_path / "cut", network=net(plain=plain), **options)
     monkeypatch.undo()
-    assert same(best, fit(method, tmp_path / "cut", **options))
+    assert same(best, fit(method, tmp_path / "cut", network=net(plain=plain), **options))
 
 
 def _steps(method, minibatches: int) -> int:
@@ -133,7 +135,7 @@ def _dies_after(update, steps: int):
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_keep_dtype_and_leave_the_net_at_the_mean(name) -> None:
     for dtype in (torch.float32, torch.float64):
-        network = net().to(dtype)
+        network = net(plain=METHODS[name].plain).to(dtype)
         network.train()
         x, y = data()
         posterior = fit(METHODS[name].make(), network=network, train=(x.to(dtype), y), epochs=1)

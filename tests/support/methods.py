@@ -23,11 +23,13 @@ class Row:
         make: The method with settings that a handful of small steps can bear.
         on_every_network: Whether it is fitted to every kind of network; a variant need not be.
         smooth: Whether it refuses ReLUs, which `credo.smooth` then replaces.
+        plain: Whether it refuses dropout and running statistics, which its network then has not.
     """
 
     make: Callable[[], Method[Any]]
     on_every_network: bool = True
     smooth: bool = False
+    plain: bool = False
 
 
 METHODS: dict[str, Row] = {
@@ -63,7 +65,9 @@ METHODS: dict[str, Row] = {
     ),
     "Ensemble": Row(lambda: credo.Ensemble(credo.MAP(lr=0.01), members=3)),
     "Ensemble, together": Row(
-        lambda: credo.Ensemble(credo.MAP(lr=0.01), members=3, training="together"), False
+        lambda: credo.Ensemble(credo.MAP(lr=0.01), members=3, training="together"),
+        False,
+        plain=True,
     ),
     "Ensemble, in turn": Row(
         lambda: credo.Ensemble(credo.MAP(lr=0.01), members=2, training="in_turn"), False

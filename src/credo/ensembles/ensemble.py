@@ -90,7 +90,7 @@ class Ensemble(TemperedMethod[EnsembleState]):
         bootstrap: Whether each member sees a sample of the examples with replacement, as many as
             there are, in place of all of them.
         order: Whether each member sees the examples in an "own" order, or all in a "common" one,
-            which is faster where they are trained together.
+            for which the data are read once.
         training: "together" trains small equal networks as one, "in_turn" one after the other, a
             step each; "auto" takes what is faster, as measured (see `credo.ensembles.stacked`).
         jobs: Train every member in a worker process of its own, so many at a time; None trains all

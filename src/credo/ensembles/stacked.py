@@ -67,6 +67,8 @@ network        batch weights × batch own  common
 64-200-10      32    480 thousand    0.39 0.41
 784-100-10     32    2.5 million     0.61 0.62
 64-200-10      256   3.8 million     0.70 0.65
+100-1000-10    32    3.6 million     0.60 0.68
+784-400-400-10 32    15 million      0.83 1.06
 784-100-10     256   20 million      0.98 1.06
 ============== ===== =============== ==== ======
 """
@@ -160,9 +162,8 @@ class Stack:
             stacked.grad = gradient
         weight = temperature_of(self._method.temperature, first) / first.num_data
         if weight:
-            with torch.no_grad():
-                for pull in self._pulls:
-                    pull.add_(weight)
+            for pull in self._pulls:
+                pull.add_(weight)
         # A schedule sets the rates of the members' own optimizers, the same for all.
         rate = first.optimizer.param_groups[0]["lr"]
         self._optimizer.param_groups[0]["lr"] = rate
