@@ -175,11 +175,11 @@ def test_prices_decide_who_is_asked():
 
 
 def test_a_threshold_does_not_part_equals():
-    """Half of the tied examples would cost less, but no threshold keeps half of them."""
-    costs = metrics.referral_costs([0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], referral_cost=0.4)
+    """Where keeping and referring cost the same, rounding must not choose 6 of 7 tied examples."""
+    costs = metrics.referral_costs([1.0] + [0.0] * 6, [0.5] * 7, referral_cost=1 / 7)
+    assert 0 < costs.cost.argmin() < 7
     assert costs.best_fraction in (0.0, 1.0)
-    assert costs.best_cost == pytest.approx(0.4)
-    assert costs.cost.tolist() == pytest.approx([0.4, 0.425, 0.45, 0.475, 0.5])
+    assert costs.cost.tolist() == pytest.approx([1 / 7] * 8)
 
 
 @pytest.mark.parametrize("price", [0.1, 0.25, 0.4])
