@@ -1,7 +1,7 @@
 """Independent trials on worker processes: resumable, and one failure costs one trial.
 
 Each trial has a folder, <folder>/<label>-<key>, where key is a hash of its settings; what lies in
-it is told in `credo.sweep.attempt`.
+it is told in `credo.trials.attempt`.
 
 A trial that raises is recorded and the others go on. If a worker process dies, the pool is lost,
 and with it every trial that had begun: these are run again, one at a time, each in a process of its
@@ -25,7 +25,8 @@ import torch
 
 from credo import workers as engines
 from credo.checks import Count, checked
-from credo.sweep.attempt import (
+from credo.train.progress import progress_bar
+from credo.trials.attempt import (
     Board,
     Function,
     Outcome,
@@ -35,7 +36,6 @@ from credo.sweep.attempt import (
     stored_result,
     write_error,
 )
-from credo.train.progress import progress_bar
 from credo.types import Json
 
 SECONDS_BETWEEN_LOOKS = 0.2
