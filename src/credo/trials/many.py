@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
 
 import joblib
 import torch
@@ -76,7 +77,7 @@ def run_many(
     >>> [o.result["square"] for o in run_many(square, [{"x": 2}, {"x": 3}], 1, progress=False)]
     [4, 9]
     """
-    places = [_place(trial, folder, describe) for trial in trials]
+    places = [place_of(trial, folder, describe) for trial in trials]
     stored = {i: stored_result(place) for i, place in enumerate(places)}
     outcomes = {i: Outcome(trials[i], r) for i, r in stored.items() if r is not None}
     waiting = [i for i in range(len(trials)) if i not in outcomes]
@@ -214,7 +215,20 @@ class _Crew:
             self._look()
 
 
-def _place(trial: Json, folder: str | Path | None, describe: Callable[[Json], str]) -> Path | None:
+@overload
+def place_of(trial: Json, folder: None, describe: Callable[[Json], str]) -> None: ...
+@overload
+def place_of(trial: Json, folder: str | Path, describe: Callable[[Json], str]) -> Path: ...
+def place_of(
+    trial: Json, folder: str | Path | None, describe: Callable[[Json], str]
+) -> Path | None:
+    """A trial's own folder, or None without one for all of them.
+
+    Args:
+        trial: Its settings.
+        folder: That of all trials.
+        describe: Gives a short label.
+    """
     if folder is None:
         return None
     label = "".join(c if c.isalnum() or c in "-_." else "_" for c in describe(trial))
