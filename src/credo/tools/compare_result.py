@@ -449,13 +449,13 @@ def _difference(
     ahead = found.difference * about(name).better
     return {
         "method": method,
-        "baseline": baseline,
         "score": name,
         "difference": found.difference,
         "standard_error": found.standard_error,
         "p_holm": p,
         "significant": significant,
         "better": (method if ahead > 0 else baseline) if significant and ahead else "",
+        "baseline": baseline,
         "unit": unit,
         "n": found.count,
         "t": found.t,
