@@ -8,7 +8,6 @@ was freed and not given back to the system is given back first, as far as the C 
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import re
 import time
@@ -45,7 +44,6 @@ def metered(device: torch.device) -> Iterator[Cost]:
         device: Where the work's tensors are.
     """
     cost = Cost()
-    gc.collect()
     before = _begin(device)
     wall, processor = time.perf_counter(), time.process_time()
     try:

@@ -230,9 +230,7 @@ def _checked_methods(
 
 
 def _checked_seeds(seeds: int | Sequence[int]) -> list[int]:
-    if isinstance(seeds, int):
-        return list(range(seeds))
-    chosen = [int(seed) for seed in seeds]
+    chosen = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
         raise DataError(f"seeds={seeds!r} must be a number of them, or different numbers from 0 on")
     return chosen

@@ -35,6 +35,9 @@ PRICES = ("train_seconds", "train_mib", "predict_seconds", "predict_mib")
 UNMIXED_PREDICTIONS = 1.1
 """R̂ of the worst of many predictions is larger by chance than that of one number."""
 
+WITHOUT_ERROR = ("ece_floor", "ece_floor_std")
+"""What is known well enough to be printed alone."""
+
 SHOWN_IN_HTML = 12
 
 
@@ -265,7 +268,8 @@ class Comparison(Displayed):
             else [row["method"], "failed", *[""] * (len(names) - 1)]
             for row in self.summary
         ]
-        lines = [text_table(["method", *(about(name).heading for name in names)], rows)]
+        header = [about(name).heading for name in names] or ["status"]
+        lines = [text_table(["method", *header], rows)]
         lines += ["", *_wrapped(self._reading())]
         notes = self.notes
         if notes:
@@ -355,16 +359,14 @@ class Comparison(Displayed):
             if seeds > 1
             else f"One seed, {about_test} test examples: chance of training is not seen."
         ]
-        if len(self.methods) - (self.reference is not None) > 1:
-            unit = self._default_unit()
-            rows = [row for row in self.differences() if row["significant"]]
-            told = ", ".join(
-                f"{row['method']} {about(row['score']).heading} {row['difference']:+.3g}"
-                for row in rows
-            )
+        unit = self._default_unit()
+        several = len(self.methods) - (self.reference is not None) > 1
+        if several and "nll" in self._tested(unit):
+            rows = [row for row in self.differences(scores=["nll"]) if row["significant"]]
+            told = ", ".join(f"{row['method']} {row['difference']:+.3g}" for row in rows)
             lines.append(
-                f"Significant differences to {self.methods[0]} (paired over {unit}, Holm, 5 %): "
-                f"{told or 'none'}."
+                f"NLL that differs from that of {self.methods[0]} by more than chance (paired over "
+                f"{unit}, Holm, 5 %): {told or 'none'}."
             )
         return lines
 
@@ -469,7 +471,7 @@ def _cell(row: Json, name: str) -> str:
     if value is None or not math.isfinite(value):
         return ""
     text, error = f"{value:.{digits}f}", row.get(f"{name}_se", math.nan)
-    if not math.isfinite(error):
+    if not math.isfinite(error) or name in WITHOUT_ERROR:
         return text
     spread = f"{error:.{digits}f}"
     return f"{text}±{spread.removeprefix('0') if digits else spread}"

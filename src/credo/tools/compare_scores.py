@@ -59,6 +59,7 @@ SCORES: dict[str, Score] = {
     "ece": Score("ECE", 3, -1),
     "ood_auroc": Score("OOD", 3, +1),
     "crps": Score("CRPS", 4, -1, "crps"),
+    "mse": Score("MSE", 4, -1, "squared_error"),
     "coverage": Score("in 90 %", 3, 0, "covered"),
     "mean_iou": Score("IoU", 3, +1),
     "agreement": Score("agree", 3, +1),

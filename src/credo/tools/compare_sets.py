@@ -192,7 +192,8 @@ def _test_set(test: Any) -> Batch:
 def _kind(model: Model, outputs: Tensor) -> Kind:
     if model.likelihood.kind == "regression":
         return "regression"
-    target = model.likelihood.sample(outputs[:1])
+    with torch.random.fork_rng(devices=[]):
+        target = model.likelihood.sample(outputs[:1])
     return "classification" if target.numel() == 1 else "dense"
 
 
