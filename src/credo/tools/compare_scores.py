@@ -31,6 +31,8 @@ FLOOR_NUMBERS = 4_000_000
 """Drawn labels in all, beyond which the floor of the ECE is taken from fewer sets of them."""
 MOST_PROBS = 20_000_000
 """Probabilities that are kept of a run; of more, only what follows from them."""
+MOST_IN_MAPS = 10_000_000
+"""Pixels of all test images up to which their maps are kept."""
 MOST_PIXELS = 100_000
 """Pixels whose confidence is kept, evenly spaced among all."""
 
@@ -190,6 +192,9 @@ def _classes(
         step = max(1, int(counted.sum()) // MOST_PIXELS)
         for name in ("confidence", "correct"):
             arrays[f"pixel_{name}"] = _array(terms[name][counted][::step])
+        if y.dim() == 3 and y.numel() <= MOST_IN_MAPS:
+            for name in ("entropy", "correct"):
+                arrays[f"{name}_map"] = _array((terms[name] * counted).half())
     else:
         arrays["predicted"] = _array(probs.argmax(1))
         if probs.numel() <= MOST_PROBS:
@@ -252,6 +257,11 @@ def _mean_of_counted(values: Tensor, counted: Tensor) -> Array:
 
 def _per_example(values: Tensor) -> Array:
     return _array(values.reshape(len(values), -1).mean(1))
+
+
+def _entries(values: Tensor) -> Array:
+    """One number for each example, (B,), or several, (B, D)."""
+    return _array(values.reshape(len(values), -1).squeeze(1))
 
 
 def _array(tensor: Tensor) -> Array:

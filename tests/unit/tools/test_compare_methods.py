@@ -1,7 +1,6 @@
 """A comparison: one row for each method and seed, paired, resumable, and honest about failures."""
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -236,6 +235,7 @@ def test_dense():
     assert all({"accuracy", "mean_iou", "nll", "ece"} <= row.keys() for row in found.table)
     assert found.evidence.runs[0].arrays["entropy"].shape == (4,)
     assert found.evidence.runs[0].arrays["pixel_confidence"].shape == (4 * 5 * 6,)
+    assert found.evidence.runs[0].arrays["entropy_map"].shape == (4, 6, 6)
 
 
 def test_datasets_and_loaders_are_taken():
@@ -258,6 +258,46 @@ def test_methods_without_rates_and_those_with_all_data_keep_their_own():
     assert len(by_method["MAP"].history) == 3
     assert "r_hat" in by_method["HMC"].scores
     assert any("HMC: the chains disagree" in note for note in found.notes)
+
+
+def test_a_reference_is_trained_once_and_says_whether_it_is_one():
+    pytest.importorskip("credo.metrics.agreement")
+    sampler = credo.HMC(warmup=2, chains=2)
+    with pytest.warns(UserWarning, match=r"HMC \(reference\) HAS NOT CONVERGED: R̂"):
+        found = compare(reference=sampler, epochs={"reference": 9})
+    rows = {(r["method"], r["seed"]): r for r in found.table}
+    assert [seed for name, seed in rows if name == "HMC (reference)"] == [0]
+    assert rows["HMC (reference)", 0]["status"] == "not converged"
+    assert rows["HMC (reference)", 0]["r_hat"] > 1.05
+    for (name, _), row in rows.items():
+        assert ("total_variation" in row) == (name != "HMC (reference)")
+    runs = {(r.method, r.seed): r for r in found.runs}
+    gap = runs["VI", 1].arrays["probs"] - runs["HMC (reference)", 0].arrays["probs"]
+    assert rows["VI", 1]["total_variation"] == pytest.approx(np.abs(gap).sum(1).mean() / 2)
+    assert all(len(line) <= 80 for line in str(found).splitlines())
+    assert "HMC (reference)" not in {r["method"] for r in found.differences()}
+
+
+def test_a_reference_for_numbers():
+    pytest.importorskip("credo.metrics.agreement")
+    x = torch.linspace(-1, 1, 24, dtype=torch.float64)[:, None]
+
+    def model():
+        net = nn.Linear(1, 1).double()
+        return credo.Model(net, credo.likelihoods.Gaussian(scale=0.3), credo.priors.Normal(1.0))
+
+    descent = credo.MAP(lr=0.1)
+    found = compare(
+        {"full": credo.Laplace(structure="full", train=descent), "MAP": descent},
+        (x, x), (x, x), make_model=model, seeds=1, batch_size=24, samples=64,
+        epochs={"full": 60, "MAP": 60, "reference": 260},
+        reference=credo.HMC(warmup=60, leapfrog=5, spread=0.1),
+    )  # fmt: skip
+    rows = {r["method"]: r for r in found.table}
+    assert rows["HMC (reference)"]["status"] == "finished"
+    # A linear network's posterior is Laplace's; that of a point is as far as the posterior is wide.
+    assert rows["full"]["w2"] < 0.03
+    assert rows["MAP"]["w2"] > 2 * rows["full"]["w2"]
 
 
 # --- what can't be meant, before anything is trained ----------------------------------------------
@@ -452,39 +492,41 @@ import credo
 def make_model():
     return credo.Model(nn.Linear(2, 3), credo.likelihoods.Categorical())
 
-x, y = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 3
-methods = {"MAP": credo.MAP(), "Long": credo.VI()}
-credo.compare(make_model, methods, (x, y), (x, y), seeds=1, folder=sys.argv[1], progress=False,
-              epochs={"MAP": 1, "Long": int(sys.argv[2])})
+x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+def go(folder):
+    methods = {"MAP": credo.MAP(), "Long": credo.VI(lr=0.03)}
+    return credo.compare(make_model, methods, (x, y), (x, y), seeds=1, folder=folder,
+                         progress=False, epochs={"MAP": 1, "Long": 300})
+
+if __name__ == "__main__":
+    go(sys.argv[1])
 """
 
 
 @pytest.mark.slow
-def test_a_killed_comparison_resumes_where_it_was(tmp_path):
-    """The first method stays finished, and the second goes on from its last checkpoint."""
+def test_a_killed_comparison_resumes_where_it_was(tmp_path, fits):
+    """The first method stays finished, the second ends as if nothing had happened."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), "100000"]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "killed")]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 240
-    while not list(tmp_path.glob("runs/Long*/training/state.safetensors")):
+    while not list(tmp_path.glob("killed/runs/Long*/training/state.safetensors")):
         assert time.monotonic() < deadline, "it did not begin"
         assert child.poll() is None, child.stderr.read()
-        time.sleep(0.2)
+        time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stderr.close()
-    (finished,) = tmp_path.glob("runs/*/result.json")
-    written = finished.stat().st_mtime_ns
-    namespace: dict[str, Any] = {}
-    exec(SCRIPT.split("credo.compare(")[0], namespace)
-    with pytest.raises(CheckpointError, match="epochs was 100000 and is now 2"):
-        credo.compare(
-            namespace["make_model"], namespace["methods"], (namespace["x"], namespace["y"]),
-            (namespace["x"], namespace["y"]), seeds=1, folder=tmp_path, progress=False,
-            epochs={"MAP": 1, "Long": 2},
-        )  # fmt: skip
-    assert finished.stat().st_mtime_ns == written
-    assert json.loads(finished.read_text())["scores"]["nll"] > 0
+    assert len(list(tmp_path.glob("killed/runs/*/result.json"))) == 1
+    namespace: dict[str, Any] = {"__name__": "script"}
+    exec(SCRIPT, namespace)
+    resumed = namespace["go"](tmp_path / "killed")
+    assert fits == [("VI", 0)]
+    whole = namespace["go"](None)
+    assert [r["nll"] for r in resumed.table] == [r["nll"] for r in whole.table]
+    assert len(resumed.runs[1].history) == 300
 
 
 @pytest.mark.slow
