@@ -44,12 +44,14 @@ from credo.checks import Count, Remedy, checked
 from credo.errors import CheckpointError, DataError, FileFormatError
 from credo.method import Method
 from credo.model import Model
+from credo.network.batches import as_inputs, like_weights
 from credo.packing import as_json
 from credo.report.evidence import Evidence, Run
 from credo.schedules import ScheduleSpec
 from credo.tools.compare_result import Comparison
 from credo.tools.compare_run import MakeModel, Task, by_name, fresh_model, read_run
-from credo.tools.compare_sets import SEVERITIES, Sets, fingerprint, gather
+from credo.tools.compare_sets import SEVERITIES, Sets, fingerprint, first_few, gather
+from credo.train.feed import trial_outputs
 from credo.train.folder import differences
 from credo.trials import Outcome, run_many
 from credo.trials.attempt import stored_error, stored_result
@@ -136,7 +138,7 @@ def compare(
     task = Task(
         make_model, contenders, sets,
         _epochs(epochs, contenders, label),
-        _schedules(schedule, names, label),
+        _rates(_schedules(schedule, names, label), contenders, make_model, chosen[0], sets),
         batch_size, samples, device,
         keeps_samples=reference is not None,
         checkpoints=folder is not None,
@@ -279,6 +281,31 @@ def _schedules(schedule: Any, names: list[str], label: str | None) -> dict[str, 
     return by_name(_for_reference(schedule, label), names, "schedule", lambda name: "cosine")
 
 
+def _rates(
+    schedules: Mapping[str, ScheduleSpec],
+    methods: Mapping[str, Method[Any]],
+    make_model: MakeModel,
+    seed: int,
+    sets: Sets,
+) -> dict[str, ScheduleSpec]:
+    """The schedules, but constant for methods whose rates are not in an optimizer's hands."""
+    found = dict(schedules)
+    for name, spec in schedules.items():
+        if spec == "constant":
+            continue
+        model, method = fresh_model(make_model, seed), methods[name]
+        trial_outputs(model, like_weights(first_few(as_inputs(sets.inputs)), model.like))
+        try:
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+                warnings.simplefilter("ignore")
+                state = method.init(model, sets.num_train, torch.Generator().manual_seed(seed))
+                if method.optimizer_of(state) is None:
+                    found[name] = "constant"
+        except Exception:
+            continue  # whatever it is: the run will fail by it, and be a row that says why
+    return found
+
+
 def _for_reference(given: Any, label: str | None) -> Any:
     """The user calls it "reference"."""
     if not isinstance(given, Mapping) or label is None:
@@ -398,9 +425,8 @@ def _shown_inputs(sets: Sets) -> Any:
 def _about(task: Task, model: Model, seeds: Sequence[int], classes: Sequence[str]) -> Json:
     """What a reader needs to repeat it."""
     sets = task.sets
-    train = sets.train
     return {
-        "train": len(train[1]) if isinstance(train, tuple) else len(train),
+        "train": sets.num_train,
         "test": len(sets.targets),
         "ood": {name: _examples(inputs) for name, inputs in sets.ood.items()},
         "shifts": {name: list(levels) for name, levels in sets.shifts.items()},

@@ -122,19 +122,10 @@ class Task:
             posterior = fit(
                 model, method, self.sets.train, self.epochs[name], self.batch_size, seed,
                 folder=place if self.checkpoints else None, device=self.device, progress=False,
-                schedule=self._schedule(name, seed),
+                schedule=self.schedules[name],
             )  # fmt: skip
         cost.seconds += earlier
         return posterior, cost
-
-    def _schedule(self, name: str, seed: int) -> ScheduleSpec:
-        """Constant for a method without an optimizer, whose rates nobody else can change."""
-        method, spec = self.methods[name], self.schedules[name]
-        if spec == "constant":
-            return spec
-        model = fresh_model(self.make_model, seed)
-        state = method.init(model, 1, torch.Generator().manual_seed(seed))
-        return "constant" if method.optimizer_of(state) is None else spec
 
     def _try(self, posterior: Posterior, trained: Cost) -> tuple[Scored, list[ShiftScores]]:
         sets, kind = self.sets, self.sets.kind

@@ -27,6 +27,7 @@ from credo.network.batches import (
     is_array,
     is_loader,
     joined,
+    like_weights,
     map_inputs,
     named_parts,
     number_of_examples,
@@ -58,6 +59,7 @@ class Sets:
         ood: Foreign inputs by name.
         shifts: By name and severity: shifted inputs and their targets, or a function.
         ignored: The label that marks missing truth.
+        num_train: Training examples.
     """
 
     kind: Kind
@@ -67,6 +69,7 @@ class Sets:
     ood: Mapping[str, Any] = field(default_factory=dict)
     shifts: Mapping[str, Mapping[int, tuple[Any, Array] | Shift]] = field(default_factory=dict)
     ignored: int | None = None
+    num_train: int = 0
 
     def shifted(self) -> Iterator[tuple[str, int, Inputs, Tensor]]:
         """Every shift at every severity: name, severity, inputs and targets."""
@@ -109,9 +112,10 @@ def gather(
             "Categorical, Bernoulli or Gaussian"
         )
     ready = _packed_train(train)
-    make_feed(ready, batch_size, model).check(model)
+    feed = make_feed(ready, batch_size, model)
+    feed.check(model)
     inputs, targets = _test_set(test)
-    outputs = trial_outputs(model, _first(inputs))
+    outputs = trial_outputs(model, like_weights(first_few(inputs), model.like))
     kind = _kind(model, outputs)
     make_feed((inputs, targets), batch_size, model).check(model)
     ignored = model.likelihood.ignore_index
@@ -127,6 +131,7 @@ def gather(
         _foreign(ood, inputs),
         _shifts(shifts or {}, (inputs, targets), severities),
         ignored,
+        feed.num_data,
     )
 
 
@@ -139,7 +144,7 @@ def fingerprint(sets: Sets) -> Json:
     Args:
         sets: To be told apart.
     """
-    few: Any = _first(as_inputs(sets.inputs))
+    few: Any = first_few(as_inputs(sets.inputs))
     prints: Json = {"test": _hash(sets.inputs, sets.targets)}
     if isinstance(sets.train, tuple):
         prints["train"] = _hash(*sets.train)
@@ -340,7 +345,12 @@ def _words(shapes: list[torch.Size]) -> str:
     return ", ".join(str(tuple(shape)) for shape in shapes[:-1])
 
 
-def _first(inputs: Inputs) -> Inputs:
+def first_few(inputs: Inputs) -> Inputs:
+    """Enough of them to see what a network or a shift makes of them.
+
+    Args:
+        inputs: All of them.
+    """
     return map_inputs(lambda x: x[:LOOKED_AT], inputs)
 
 

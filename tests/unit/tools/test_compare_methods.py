@@ -246,6 +246,32 @@ def test_datasets_and_loaders_are_taken():
     assert other.table[0]["ood_auroc"] == pytest.approx(0.5)
 
 
+class Branching(nn.Module):
+    """Layers declared in another order than they run, so that the last one must be looked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(8, 3), nn.Linear(2, 8)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+def test_arrays_of_another_precision_and_networks_that_must_be_run_first():
+    def model():
+        return credo.Model(Branching(), credo.likelihoods.Categorical(), random="last_layer")
+
+    train, test = ((x.double().numpy(), y.numpy()) for x, y in (TRAIN, TEST))
+    last = credo.Laplace(subset="last_layer", train=credo.MAP(lr=0.05))
+    found = compare(
+        {"VI": credo.VI(lr=0.05), "Laplace": last}, train, test, make_model=model, seeds=1,
+        ood=test[0], shifts={"s": [test[0], (test[0], test[1])]},
+    )  # fmt: skip
+    assert [row["status"] for row in found.table] == ["finished"] * 2
+    assert all(r["nll"] == pytest.approx(found.shift_table[0]["nll"])
+               for r in found.shift_table if r["method"] == "VI")  # fmt: skip
+
+
 def test_methods_without_rates_and_those_with_all_data_keep_their_own():
     sampler = credo.HMC(warmup=1, chains=2, leapfrog=2)
     with pytest.warns(UserWarning, match="chains disagree"):
@@ -257,6 +283,8 @@ def test_methods_without_rates_and_those_with_all_data_keep_their_own():
     assert len(by_method["HMC"].history) == 8
     assert len(by_method["MAP"].history) == 3
     assert "r_hat" in by_method["HMC"].scores
+    assert by_method["HMC"].settings["schedule"] == "constant"
+    assert by_method["MAP"].settings["schedule"] == "linear"
     assert any("HMC: the chains disagree" in note for note in found.notes)
 
 
