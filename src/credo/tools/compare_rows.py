@@ -19,6 +19,9 @@ WIDTH = 80
 class Rows(list[Json]):
     """A list of dictionaries that prints as a table, as many columns as fit 80 characters.
 
+    Args:
+        iterable: The dictionaries.
+
     >>> print(Rows([{"method": "MAP", "nll": 0.25}, {"method": "VI", "nll": 0.125}]))
     method    nll
     MAP      0.25

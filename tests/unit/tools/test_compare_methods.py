@@ -553,7 +553,9 @@ def test_a_killed_comparison_resumes_where_it_was(tmp_path, fits):
     resumed = namespace["go"](tmp_path / "killed")
     assert fits == [("VI", 0)]
     whole = namespace["go"](None)
-    assert [r["nll"] for r in resumed.table] == [r["nll"] for r in whole.table]
+    # The weights are bit for bit the same; float32 sums of predictions depend on the alignment.
+    expected = [r["nll"] for r in whole.table]
+    assert [r["nll"] for r in resumed.table] == pytest.approx(expected, rel=1e-7)
     assert len(resumed.runs[1].history) == 300
 
 

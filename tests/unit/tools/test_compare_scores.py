@@ -84,6 +84,18 @@ def test_a_formula_and_one_sample_have_the_score_of_a_normal():
     assert one["crps"] == pytest.approx(metrics.crps_gaussian(mean[:, 0], 0.5, y), rel=1e-9)
 
 
+def test_members_that_differ_in_their_noise_are_scored_by_it():
+    parts = [normal(3, 10, 1), normal(3, 10, 1)]
+    scales, y = (0.2, 1.5), normal(10, 1)
+    merged = Predictive.merge(
+        [Predictive(f, Gaussian(scale=s)) for f, s in zip(parts, scales, strict=True)]
+    )
+    by_hand = metrics.crps_mixture(
+        torch.cat(parts), torch.cat([torch.full((3, 10, 1), s) for s in scales]), y
+    )
+    assert merged.crps(y).numpy() == pytest.approx(by_hand, rel=1e-6)
+
+
 def test_foreign_inputs_are_told_apart_by_both_kinds_of_doubt():
     near, far = (
         Predictive(5 * normal(1, 30, 3), Categorical()),
