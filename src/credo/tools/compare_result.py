@@ -131,10 +131,12 @@ class Comparison(Displayed):
     @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know: failures, warnings, a reference that is none."""
+        failed: dict[tuple[str, str], list[str]] = {}
+        for run in (run for run in self.runs if run.error is not None):
+            failed.setdefault((run.method, str(run.error)), []).append(str(run.seed))
         notes = [
-            f"{run.method}, seed {run.seed}, failed. {run.error}"
-            for run in self.runs
-            if run.error is not None
+            f"{method}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}, failed. {error}"
+            for (method, error), seeds in failed.items()
         ]
         notes += self._about_reference()
         for method in self.methods:
