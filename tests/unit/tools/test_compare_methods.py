@@ -288,6 +288,7 @@ def test_methods_without_rates_and_those_with_all_data_keep_their_own():
     assert any("HMC: the chains disagree" in note for note in found.notes)
 
 
+@pytest.mark.filterwarnings("ignore:HMC .reference.:UserWarning")
 def test_a_reference_is_trained_once_and_says_whether_it_is_one():
     pytest.importorskip("credo.metrics.agreement")
     sampler = credo.HMC(warmup=2, chains=2)
