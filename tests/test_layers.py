@@ -26,6 +26,7 @@ LAYERS = [
     {"posterior"},
     {"method", "optim"},
     {"map", "train"},
+    {"trials"},
     {"variational", "laplace", "sampling", "ensembles", "functionspace"},
     {"tools", "recipes", "conformal", "continual", "active", "sweep"},
     {"tables", "text", "integrations"},

@@ -40,7 +40,7 @@ from credo.errors import NonFiniteError
 from credo.families.links import LinkName
 from credo.method import Method
 from credo.optim.by_name import BY_NAME, OptimizerSpec
-from credo.sweep.many import trial_key
+from credo.trials.many import trial_key
 from credo.types import Json
 from credo.variational.elbo import KLWeights
 from credo_papers.experiment import Settings, Verdict, judgement, mean_and_error, sign_of_mean

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from credo.sampling import SGHMC as SGHMC
     from credo.sampling import SGLD as SGLD
     from credo.temperature import Balanced as Balanced
+    from credo.tools import compare as compare
     from credo.tools import diagnose as diagnose
     from credo.tools import lr_range_test as lr_range_test
     from credo.tools import tune_temperature as tune_temperature
@@ -97,6 +98,7 @@ _HOMES = {
     "SGLD": "sampling",
     # what helps them
     "Balanced": "temperature",
+    "compare": "tools",
     "diagnose": "tools",
     "lr_range_test": "tools",
     "tune_temperature": "tools",

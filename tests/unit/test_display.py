@@ -13,9 +13,9 @@ from credo.continual.report import Report
 from credo.display import Display, Displayed
 from credo.posterior import Posterior
 from credo.sweep import Choice, Findings, Space, Study
-from credo.sweep.attempt import Outcome
 from credo.tools import RateRange
 from credo.tools.temperature_search import TemperatureRow, TemperatureSearch
+from credo.trials.attempt import Outcome
 
 X = torch.linspace(-1, 1, 12)[:, None]
 

@@ -163,6 +163,36 @@ def crps_gaussian(mean: Values, std: Values, y: Values) -> float:
     return float((error * cumulative + scale * (twice_density - 1 / math.sqrt(math.pi))).mean())
 
 
+def crps_mixture(mean: Values, std: Values, y: Values) -> FloatArray:
+    """Continuous ranked probability score of each target under an equal mixture of Gaussians.
+
+    With A(m, s) = E|N(m, s²)| = m(2Φ(m/s) − 1) + 2sφ(m/s) it is exact:
+
+        (1/S) Σ_k A(y − mean_k, std_k) − (1/2S²) Σ_kl A(mean_k − mean_l, √(std_k² + std_l²))
+
+    One component gives `crps_gaussian`. The cost is S² for each target.
+    Reference: Grimit, Gneiting, Berrocal & Johnson, QJRMS 132, 2006.
+
+    Args:
+        mean: The components' means, (S, …) for ``y`` of shape (…).
+        std: Their standard deviations, in the shape of ``mean``, or one for all.
+        y: The targets.
+
+    >>> crps_mixture([[0.0], [0.0]], 1.0, [0.0]).round(6)
+    array([0.233695])
+    """
+    centre, targets = as_floats(mean, "mean"), as_floats(y, "y")
+    require_same_shape("one component", centre[0] if centre.ndim else centre, "y", targets.shape)
+    scale = np.broadcast_to(_positive_scale(std, centre.shape), centre.shape)
+    count = len(centre)
+    score = _mean_distance(targets - centre, scale).mean(axis=0)
+    for k in range(count):
+        pairs = _mean_distance(centre[k] - centre[k:], np.hypot(scale[k], scale[k:]))
+        # every pair but that of a component with itself stands for two
+        score -= (pairs.sum(axis=0) - 0.5 * pairs[0]) / count**2
+    return score
+
+
 def crps(samples: Values, y: Values, *, fair: bool = False) -> float:
     """Continuous ranked probability score from draws: mean_i [E|X − y| − ½ E|X − X′|].
 
@@ -192,6 +222,32 @@ def crps(samples: Values, y: Values, *, fair: bool = False) -> float:
     return float((np.abs(deviations).mean(axis=0) - spread).mean())
 
 
+def mean_iou(probs: Values, y: Values, ignore_index: int | None = None) -> float:
+    """Intersection over union of predicted and true places of a class, averaged over the classes.
+
+    Classes that are neither predicted nor true anywhere have none and are left out.
+    Reference: Everingham et al., "The PASCAL visual object classes challenge", IJCV 88, 2010.
+
+    Args:
+        probs: Probabilities (B, C), or (B,) for P(y = 1), or (B, C, …) for dense predictions.
+        y: The classes that came true: (B,), or (B, …) for dense predictions.
+        ignore_index: A label that marks missing truth; examples that have it are left out.
+
+    >>> mean_iou([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]], [0, 1, 1])
+    0.5
+    """
+    data = labelled(probs, y, ignore_index)
+    classes = data.probs.shape[1]
+    predicted = data.probs.argmax(axis=1)
+    both = np.bincount(data.labels[predicted == data.labels], minlength=classes)
+    either = (
+        np.bincount(predicted, minlength=classes)
+        + np.bincount(data.labels, minlength=classes)
+        - both
+    )
+    return float((both[either > 0] / either[either > 0]).mean())
+
+
 def coverage(lower: Values, upper: Values, y: Values) -> float:
     """Fraction of targets inside their interval, ends included; ends may be infinite.
 
@@ -212,6 +268,13 @@ def coverage(lower: Values, upper: Values, y: Values) -> float:
     if crossed.any():
         raise DataError(f"lower exceeds upper in {int(crossed.sum())} intervals; swap them.")
     return float(((low <= targets) & (targets <= high)).mean())
+
+
+def _mean_distance(location: FloatArray, scale: FloatArray) -> FloatArray:
+    """E|X| of X ~ N(location, scale²)."""
+    z = location / scale
+    density = math.sqrt(2 / math.pi) * np.exp(-0.5 * np.square(z))
+    return location * erf(z / math.sqrt(2)) + scale * density
 
 
 def _residuals(mean: Values, y: Values) -> FloatArray:

@@ -16,6 +16,7 @@ from credo.display import Display
 from credo.errors import DataError
 from credo.likelihoods import Bernoulli, Categorical, Gaussian
 from credo.likelihoods.base import match_shape
+from credo.metrics import crps_mixture
 from credo.posterior.outputs import OutputGaussian
 from credo.posterior.predictive import Moments, Predictive, PredictiveError
 from credo.types import Likelihood
@@ -84,7 +85,8 @@ class NormalPredictive(ClosedForm):
 
     likelihood: Gaussian
     _offers = (
-        "mean, std, variance, epistemic_std, aleatoric_std, interval(level) and log_prob(y), exact"
+        "mean, std, variance, epistemic_std, aleatoric_std, interval(level), log_prob(y) and "
+        "crps(y), exact"
     )
 
     @cached_property
@@ -108,6 +110,12 @@ class NormalPredictive(ClosedForm):
         self.likelihood.check(mean, y)
         y = match_shape(mean, y).to(mean.dtype)
         return self._gaussian.log_density(y, self.likelihood.variance(mean))
+
+    @torch.no_grad()
+    def crps(self, y: Tensor) -> Tensor:
+        """The continuous ranked probability score of each target, in its units, (B, D)."""
+        y = match_shape(self.mean, torch.as_tensor(y, device=self.mean.device))
+        return torch.from_numpy(crps_mixture(self.mean[None], self.std[None], y)).to(self.mean)
 
 
 class ProbitPredictive(ClosedForm):

@@ -16,13 +16,15 @@ from credo.checks import Probability, checked
 from credo.display import Display, Displayed
 from credo.errors import DataError, UnsupportedError
 from credo.likelihoods import Classification, Regression
+from credo.likelihoods.base import match_shape
+from credo.metrics import crps_mixture
 from credo.types import Likelihood
 
 _OFFERS = {
     "classification": "probs, sample_probs, entropy, expected_entropy, mutual_information, "
     "confidence, labels, epistemic_std and log_prob(y)",
-    "regression": "mean, std, variance, epistemic_std, aleatoric_std, interval(level) "
-    "and log_prob(y)",
+    "regression": "mean, std, variance, epistemic_std, aleatoric_std, interval(level), "
+    "log_prob(y) and crps(y)",
     "loss": "mean and epistemic_std of the outputs, and log_prob(y)",
 }
 _NEXT = {
@@ -31,6 +33,10 @@ _NEXT = {
     "loss": "pred.mean, pred.epistemic_std",
 }
 """What is asked for most, of each kind."""
+
+
+MOST_IN_CRPS = 128
+"""Samples of which all pairs are looked at."""
 
 
 class PredictiveError(UnsupportedError, AttributeError):
@@ -400,6 +406,23 @@ class Predictive(Displayed):
         self.likelihood.check(self.outputs[0], y)
         each = torch.stack([own.log_prob(outputs, y) for outputs, own in self._each()])
         return each.logsumexp(0) - math.log(self.samples)
+
+    @torch.no_grad()
+    def crps(self, y: Tensor) -> Tensor:
+        """The continuous ranked probability score of each target, in its units, (B, D).
+
+        Exact for the mixture over the samples; of more than 128, over an even choice of them.
+
+        Args:
+            y: The targets, (B, ...).
+        """
+        self._regression("crps")
+        y = match_shape(self.mean, torch.as_tensor(y, device=self.mean.device))
+        parts = [own.mean_and_scale(outputs.flatten(0, 1)) for outputs, own in self._alike()]
+        mean = torch.cat([m for m, _ in parts]).unflatten(0, (self.samples, -1))
+        scale = torch.cat([s.expand_as(m) for m, s in parts]).view_as(mean)
+        every = -(-self.samples // MOST_IN_CRPS)
+        return torch.from_numpy(crps_mixture(mean[::every], scale[::every], y)).to(self.mean)
 
     def __setattr__(self, name: str, value: Any) -> Never:
         raise AttributeError(f"A Predictive does not change: {name} can't be set.")

@@ -1,6 +1,6 @@
 r"""A study: what is searched, what a trial computes, and which of its numbers counts.
 
-<folder>/<label>-<key>/     one trial: see `credo.sweep.attempt`; its ``config.json`` has the
+<folder>/<label>-<key>/     one trial: see `credo.trials.attempt`; its ``config.json`` has the
                             study's name, the trial's number, the seed and the settings
          space.json         the space searched last
          trials.csv, trials.jsonl    all trials in one table: see `credo.sweep.table`
@@ -40,11 +40,10 @@ from credo.checks import Count, checked
 from credo.display import Display, Displayed
 from credo.errors import DataError, NonFiniteError
 from credo.sweep import table
-from credo.sweep.attempt import Outcome
-from credo.sweep.many import run_many
 from credo.sweep.samplers import SamplerName, make_sampler
 from credo.sweep.space import Space
 from credo.train.progress import Bar, progress_bar
+from credo.trials import Outcome, run_many
 from credo.types import Json
 
 Direction = Literal["minimize", "maximize"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from credo import storage
 from credo.errors import FileFormatError
-from credo.sweep.attempt import is_running, stored_error, stored_result
+from credo.trials.attempt import is_running, stored_error, stored_result
 from credo.types import Json
 
 

@@ -14,8 +14,8 @@ import torch
 
 from credo.errors import CredoError, DataError, FileFormatError, MissingExtraError
 from credo.sweep import Choice, LogUniform, Space, Study, Uniform, run_study, table
-from credo.sweep.attempt import claimed, is_running
 from credo.sweep.samplers import make_sampler
+from credo.trials.attempt import claimed, is_running
 from credo_papers import studies, sweep_command, vi_digits
 
 SPACE = Space({"x": Uniform(-3, 3), "kind": Choice(("a", "b"))})
@@ -205,7 +205,7 @@ def test_a_claim_dies_with_its_process(tmp_path) -> None:
     place = tmp_path / "trial"
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from credo.sweep.attempt import claimed\n"
+        "from credo.trials.attempt import claimed\n"
         "with claimed(Path(sys.argv[1])) as free:\n"
         "    print(free, flush=True); time.sleep(60)"
     )

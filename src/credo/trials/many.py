@@ -1,7 +1,7 @@
 """Independent trials on worker processes: resumable, and one failure costs one trial.
 
 Each trial has a folder, <folder>/<label>-<key>, where key is a hash of its settings; what lies in
-it is told in `credo.sweep.attempt`.
+it is told in `credo.trials.attempt`.
 
 A trial that raises is recorded and the others go on. If a worker process dies, the pool is lost,
 and with it every trial that had begun: these are run again, one at a time, each in a process of its
@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
 
 import joblib
 import torch
 
 from credo import workers as engines
 from credo.checks import Count, checked
-from credo.sweep.attempt import (
+from credo.train.progress import progress_bar
+from credo.trials.attempt import (
     Board,
     Function,
     Outcome,
@@ -35,7 +37,6 @@ from credo.sweep.attempt import (
     stored_result,
     write_error,
 )
-from credo.train.progress import progress_bar
 from credo.types import Json
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -76,7 +77,7 @@ def run_many(
     >>> [o.result["square"] for o in run_many(square, [{"x": 2}, {"x": 3}], 1, progress=False)]
     [4, 9]
     """
-    places = [_place(trial, folder, describe) for trial in trials]
+    places = [place_of(trial, folder, describe) for trial in trials]
     stored = {i: stored_result(place) for i, place in enumerate(places)}
     outcomes = {i: Outcome(trials[i], r) for i, r in stored.items() if r is not None}
     waiting = [i for i in range(len(trials)) if i not in outcomes]
@@ -214,7 +215,20 @@ class _Crew:
             self._look()
 
 
-def _place(trial: Json, folder: str | Path | None, describe: Callable[[Json], str]) -> Path | None:
+@overload
+def place_of(trial: Json, folder: None, describe: Callable[[Json], str]) -> None: ...
+@overload
+def place_of(trial: Json, folder: str | Path, describe: Callable[[Json], str]) -> Path: ...
+def place_of(
+    trial: Json, folder: str | Path | None, describe: Callable[[Json], str]
+) -> Path | None:
+    """A trial's own folder, or None without one for all of them.
+
+    Args:
+        trial: Its settings.
+        folder: That of all trials.
+        describe: Gives a short label.
+    """
     if folder is None:
         return None
     label = "".join(c if c.isalnum() or c in "-_." else "_" for c in describe(trial))

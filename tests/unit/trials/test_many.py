@@ -7,7 +7,7 @@ import torch
 
 from credo.errors import DataError, FileFormatError
 from credo.sweep import run_many
-from credo.sweep.many import trial_key
+from credo.trials.many import trial_key
 
 
 def counting(log):
