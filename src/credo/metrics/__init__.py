@@ -20,6 +20,7 @@ from credo.metrics.calibration import (
     ece,
     ece_floor,
     reliability,
+    reliability_of_confidence,
 )
 from credo.metrics.chains import effective_sample_size, r_hat
 from credo.metrics.forgetting import (
@@ -70,6 +71,7 @@ __all__ = [
     "nll",
     "r_hat",
     "reliability",
+    "reliability_of_confidence",
     "retention",
     "rmse",
 ]
