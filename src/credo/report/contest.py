@@ -117,10 +117,20 @@ class Contest:
         """The methods of which at least one run did not fail."""
         return [name for name in self.names if self.runs(name)]
 
+    @property
+    def reference(self) -> str | None:
+        """The method whose predictions the others' are held against, if there is one."""
+        return self.evidence.about.get("reference")
+
+    @property
+    def judged(self) -> list[str]:
+        """The finished methods but the reference."""
+        return [name for name in self.finished if name != self.reference]
+
     @cached_property
     def seeds(self) -> list[int]:
         """All seeds, in order."""
-        return sorted({run.seed for run in self.evidence.runs})
+        return sorted({r.seed for r in self.evidence.runs if r.method != self.reference})
 
     @property
     def dense(self) -> bool:
@@ -155,7 +165,7 @@ class Contest:
     def best(self, score: str) -> str | None:
         """The method with the best mean, if the score has a better end."""
         better = score_of(score).better
-        means = {name: better * self.summary(name, score).mean for name in self.finished}
+        means = {name: better * self.summary(name, score).mean for name in self.judged}
         means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
         return max(means, key=means.__getitem__) if better and len(means) > 1 else None
 
@@ -183,14 +193,13 @@ class Contest:
         return differences([own for own, _ in pairs], [of_base for _, of_base in pairs])
 
     def as_good_as(self, best: str, score: str) -> list[str]:
-        """Methods whose paired difference to the best may be chance."""
-        others = [name for name in self.finished if name != best]
+        """Methods whose paired difference to the best has an interval that holds 0.
+
+        Without a correction for their number: it would make more of them look equal.
+        """
+        others = [name for name in self.judged if name != best]
         gaps = self.differences(others, best, score)
-        return [
-            name
-            for name, gap in zip(others, gaps, strict=True)
-            if gap.count > 1 and not gap.told_apart
-        ]
+        return [name for name, gap in zip(others, gaps, strict=True) if gap.may_be_none]
 
     def has(self, *arrays: str) -> list[str]:
         """The finished methods whose runs all have these arrays, none empty."""

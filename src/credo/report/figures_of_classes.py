@@ -57,6 +57,9 @@ def _reliability(contest: Contest, name: str, bins) -> Panel:  # type: ignore[no
         axes.set_xticks(HALVES[0], [""] * 5)
         below = figure.add_axes((50 / 340, 42 / 290, 280 / 340, 34 / 290))
         share_bars(below, bins)
+        most = float(bins.count.max() / bins.count.sum())
+        below.set_ylim(0, most)
+        below.set_yticks([0, most], ["", f"{most:.0%}"])
         filled = bins.count > 0
         counts = np.maximum(1, bins.count[filled] // seeds)
         heads = [f"confidence {value:.2f}" for value in bins.confidence[filled]]
@@ -126,7 +129,7 @@ def _selective_panel(
     lines: list[Line], best: NDArray[np.float64], percent: list[str], risk: bool
 ) -> Panel:
     with page_style():
-        figure, axes = panel(width=520, height=290, left=58)
+        figure, axes = panel(width=420, height=270, left=58)
         if risk:
             lines = [
                 Line(line.look, line.x, np.where(line.y < 1, 1 - line.y, np.nan)) for line in lines
@@ -152,10 +155,8 @@ def _selective_panel(
 
 
 def _percent_axis(axes) -> None:  # type: ignore[no-untyped-def]
-    from matplotlib.ticker import NullFormatter, PercentFormatter
-
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol="%"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    axes.yaxis.set_minor_formatter("")
 
 
 def foreign(contest: Contest) -> Section | None:
@@ -193,6 +194,8 @@ def _histogram(
         histogram_panel(axes, pair, edges, ("test", "foreign"))
         axes.set(xlabel="predictive entropy (nats)", ylabel="share of inputs")
         axes.set_ylim(bottom=0)
+        _percent_axis(axes)
+        axes.locator_params(axis="y", nbins=5)
         inside, outside = (histogram_shares(values, edges) for values in pair)
         centres = (edges[1:] + edges[:-1]) / 2
         heads = [

@@ -36,7 +36,7 @@ def intervals(contest: Contest) -> Section | None:
         ]
         lines.append(line_over_seeds(contest.looks[name], LEVELS, np.stack(inside), error=True))
     with page_style():
-        figure, axes = panel(width=420, height=360)
+        figure, axes = panel(width=400, height=340)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
         draw_lines(axes, lines, dots=10)
         axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -127,7 +127,7 @@ def selective(contest: Contest) -> Section | None:
         fractions = curves[0].fractions[at]
         lines.append(line_over_seeds(contest.looks[name], fractions, errors, error=True))
     with page_style():
-        figure, axes = panel(width=520, height=290, left=58)
+        figure, axes = panel(width=420, height=270, left=58)
         draw_lines(axes, lines, dots=10)
         axes.set(xlim=(0, 1.01), xlabel="share of predictions kept", ylabel="RMSE of those kept")
         axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1], ["0", "20%", "40%", "60%", "80%", "100%"])

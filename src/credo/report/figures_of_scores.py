@@ -47,9 +47,9 @@ LONGEST_NAME = 19
 
 def differences(contest: Contest) -> Section | None:
     """Every method's scores minus those of the first, seed by seed."""
-    if len(contest.finished) < 2:
+    if len(contest.judged) < 2:
         return None
-    base, *others = contest.finished
+    base, *others = contest.judged
     scores = [name for name in COMPARED if name in columns_of(contest.evidence.runs)]
     panels = [shown for score in scores if (shown := _differences(contest, base, others, score))]
     if not panels:
@@ -58,7 +58,7 @@ def differences(contest: Contest) -> Section | None:
         f"Each dot is a method’s score minus that of {base}, the first in the list; arrows say "
         "which side is better. Lines are 95 % intervals of Student’s t. Filled dots are told apart "
         "from 0 at the level of 5 %, corrected for the number of methods (Holm 1979); hollow ones "
-        "may be chance.",
+        "may be chance, also where their own interval, which knows of no other, leaves out 0.",
         PAIRED_BY[contest.paired_by].format(len(contest.seeds)),
     ]
     return Section("differences", f"Compared with {base}", words, [Group(panels)])
@@ -198,9 +198,11 @@ def price(contest: Contest) -> Section | None:
     pairs = {
         n: (contest.summary(n, "train_seconds").mean, contest.summary(n, quality).mean) for n in names
     }
+    from matplotlib.ticker import LogLocator
+
     marks, said = [], []
     with page_style():
-        figure, axes = panel(width=520, height=290, left=58)
+        figure, axes = panel(width=420, height=270, left=58)
         axes.set_xscale("log")
         for name, (seconds, value) in pairs.items():
             look = contest.looks[name]
@@ -210,6 +212,7 @@ def price(contest: Contest) -> Section | None:
             )  # fmt: skip
         axes.set(xlabel="seconds of training", ylabel=score.heading)
         axes.margins(0.08)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
         faint_grid(axes)

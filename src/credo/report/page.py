@@ -20,6 +20,7 @@ from credo.report.contest import Contest, Section
 from credo.report.evidence import Evidence, Run
 from credo.report.examples import examples
 from credo.report.style import Look
+from credo.report.svg import page_style
 from credo.report.table import table
 from credo.report.words import in_short, meanings, settings
 from credo.version import __version__
@@ -99,7 +100,8 @@ def comparison_page(evidence: Evidence, title: str = TITLE) -> str:
     ]
     if targets is not None:
         facts.append(f"{len(targets):,} test {'images' if contest.dense else 'examples'}")
-    return _render(contest, title, facts, in_short(contest), SECTIONS)
+    notes = [str(note) for note in evidence.about.get("notes", ())]
+    return _render(contest, title, facts, in_short(contest), SECTIONS, notes)
 
 
 def run_page(runs: Sequence[Run], title: str = "Training runs") -> str:
@@ -133,9 +135,9 @@ def _render(
     facts: Sequence[str],
     said: Sequence[str],
     sections: Sequence[Callable[[Contest], Section | None]],
+    notes: Sequence[str] = (),
 ) -> str:
     jinja2 = import_extra("jinja2", extra="report", purpose="a page")
-    import_extra("matplotlib", extra="report", purpose="a page with figures")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template),
         autoescape=True,
@@ -145,13 +147,16 @@ def _render(
     )
     environment.filters["trusted"] = environment.filters["safe"]
     script = _template("page.js")
+    with page_style():
+        made = [found for make in sections if (found := make(contest)) is not None]
     html: str = environment.get_template("page.html.j2").render(
         title=title,
         facts=facts,
         said=said,
         methods=[_method(name, look) for name, look in contest.looks.items()],
         shown={contest.looks[name].key for name in contest.finished},
-        sections=[made for make in sections if (made := make(contest)) is not None],
+        sections=made,
+        notes=notes,
         style=_template("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),

@@ -104,7 +104,7 @@ def draw_lines(axes: Axes, lines: Sequence[Line], dots: int = 12) -> None:
             )  # fmt: skip
         axes.plot(
             line.x, line.y, color=line.look.colour, linestyle=line.look.linestyle, linewidth=1.7,
-            marker=line.look.marker, markersize=4.2, markeredgecolor="white", markeredgewidth=0.5,
+            marker=line.look.marker, markersize=5.2, markeredgecolor="white", markeredgewidth=0.5,
             markevery=max(1, len(line.x) // dots) if len(line.x) > dots else None, gid=gid,
         )  # fmt: skip
     faint_grid(axes)

@@ -133,10 +133,10 @@ SCORES: Mapping[str, Score] = {
         price=True,
     ),
     "train_mib": Score(
-        "Training memory", "{:.0f} MiB", -1, "Memory that training needed.", price=True
+        "Training memory", "{:.0f} MiB", -1, "Memory at the peak of training, beyond what there was before.", price=True
     ),
     "predict_mib": Score(
-        "Prediction memory", "{:.0f} MiB", -1, "Memory that prediction needed.", price=True
+        "Prediction memory", "{:.0f} MiB", -1, "The same for prediction.", price=True
     ),
 }  # fmt: skip
 """In the order of a table's columns; what is not here follows under its own name."""
@@ -239,6 +239,11 @@ class Difference:
     def told_apart(self) -> bool:
         """Whether it is significant; never with one pair."""
         return self.p < 1 - LEVEL
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether the interval holds 0, without regard to other comparisons."""
+        return self.low <= 0 <= self.high
 
 
 def differences(

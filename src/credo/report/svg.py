@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -40,7 +41,6 @@ RULES: dict[str, Any] = {
 NUMBER = re.compile(r"-?\d+\.\d{3,}")
 FAMILY = re.compile(r"font-family:[^;]*;?\s*")
 REFERENCE = re.compile(r"#([^)]+)")
-EVERYTHING = "figure_1"
 METHOD = re.compile(r"^m\d+$")
 
 
@@ -63,12 +63,25 @@ class Mark:
     text: str
 
 
+_styled: ContextVar[bool] = ContextVar("styled", default=False)
+
+
 @contextmanager
 def page_style() -> Iterator[None]:
-    """The look of figures on a page: text stays text, in sizes that are pixels of a phone."""
-    matplotlib = import_extra("matplotlib", extra="report", purpose="a page with figures")
-    with house_style(), matplotlib.rc_context(RULES):
+    """The look of figures on a page: text stays text, in sizes that are pixels of a phone.
+
+    Setting matplotlib's rules takes as long as drawing a small figure, so it is done once.
+    """
+    if _styled.get():
         yield
+        return
+    matplotlib = import_extra("matplotlib", extra="report", purpose="a page with figures")
+    token = _styled.set(True)
+    try:
+        with house_style(), matplotlib.rc_context(RULES):
+            yield
+    finally:
+        _styled.reset(token)
 
 
 def panel(

@@ -115,7 +115,7 @@ def table(contest: Contest) -> Section:
     if any(best.values()):
         words.append(
             "Bold is the best mean of its column."
-            + (" An ≈ marks what may differ from it by chance." if marked else "")
+            + (" An ≈ marks what may differ from it by chance only." if marked else "")
         )
     shown = [(name, score_of(name)) for name in columns]
     made = Table(shown, rows, every if several else [], marked)

@@ -46,9 +46,9 @@ def _headline(contest: Contest, name: str, best: str) -> str:
     score, known = score_of(name), contest.summary(best, name)
     error = known.error_text(score.form)
     value = f"{known.text(score.form)}{' ' + error if error else ''}"
-    extreme = "highest" if score.better > 0 else "lowest"
+    extreme = "Highest" if score.better > 0 else "Lowest"
     equals = contest.as_good_as(best, name)
-    told = [n for n in contest.finished if n != best and n not in equals]
+    told = [n for n in contest.judged if n != best and n not in equals]
     tail = ""
     if equals and not told:
         tail = "; no other method can be told apart from it"
@@ -56,7 +56,7 @@ def _headline(contest: Contest, name: str, best: str) -> str:
         tail = f"; {_listed(equals)} can’t be told apart from it"
     heading = score.heading if score.heading.isupper() else score.heading.lower()
     heading = heading.replace("auroc", "AUROC")
-    return f"The {extreme} {heading} has {best}: {value}{tail}."
+    return f"{extreme} {heading}: {best}, {value}{tail}."
 
 
 def _at_floor(contest: Contest, name: str) -> bool:
@@ -94,10 +94,11 @@ def meanings(contest: Contest) -> Section:
         ),
         (
             "Told apart",
-            "Here it means: a paired t-test at the level of 5 %, corrected by Holm’s method for the "
-            "number of methods that are compared in one score. It is no probability that a method "
-            "is better, it says nothing about other data sets, and what is not told apart may "
-            "still differ: there may only be too few seeds.",
+            "A filled dot, or “significant”, means: a paired t-test at the level of 5 %, corrected by "
+            "Holm’s method for the number of methods that are compared in one score. An ≈ is less "
+            "strict: the 95 % interval of the difference to the best holds 0. Neither is a "
+            "probability that a method is better, both say nothing about other data sets, and what "
+            "is not told apart may still differ: there may only be too few seeds.",
         ),
         (
             "What is not here",
@@ -133,7 +134,8 @@ def settings(contest: Contest) -> Section:
         )
         for name in contest.names
     ]
-    about = flat(contest.evidence.about)
+    skipped = ("notes", "reference") if contest.reference is None else ("notes",)
+    about = [pair for pair in flat(contest.evidence.about) if pair[0] not in skipped]
     return Section("settings", "What made this", extra={"about": about, "methods": methods})
 
 
