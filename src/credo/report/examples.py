@@ -68,16 +68,17 @@ def examples(contest: Contest) -> Section | None:
     if not galleries:
         return None
     of = {
-        "classification": "Left, where a method has the greatest entropy; then, where it was wrong "
-        "and most sure of it.",
+        "classification": "First, where a method has the greatest entropy; then, where it was wrong "
+        "and most sure of it. Bold is the truth, below it what was predicted and how sure. "
+        "Uncertain examples should look hard to a human too; confident mistakes are often wrong "
+        "labels, or what the method has never seen.",
         "regression": "First, where a method predicts the greatest standard deviation; then, where "
         "the truth lies most standard deviations away from its mean.",
         "dense": "The images of the greatest mean entropy: what went in, how uncertain each pixel "
         "is (brighter is more), and where the prediction is wrong (bright).",
     }[contest.evidence.kind]
     words = [
-        f"{of} Uncertain examples should look hard to a human too; confident mistakes are often "
-        "wrong labels, or what the method has never seen. From the first seed of each method.",
+        f"{of} From the first seed of each method.",
     ]
     count = _examples_in(contest)
     if count > len(inputs):

@@ -113,11 +113,11 @@ def selective(contest: Contest) -> Section | None:
     ]
     words = (
         "If only the predictions with the least entropy are kept and the rest are handed to "
-        "somebody else, how good are those kept? A useful uncertainty makes the left curve rise to "
-        "the left and the right one fall. The dotted line is the best ranking that any of these "
+        "somebody else, how good are those kept? A useful uncertainty makes the accuracy rise to "
+        "the left, and the error rate fall. The dotted line is the best ranking that any of these "
         "methods’ mistakes allow; a level line is an uncertainty that knows nothing.",
-        "The right figure is the same as an error rate on a logarithmic scale, where the last "
-        "mistakes can be seen; a curve ends where no mistake is left."
+        "The other figure is the same as an error rate, on a logarithmic scale where it spans more "
+        "than a factor of ten: a curve ends where no mistake is left."
         + (" Bands are ± 1 standard error over the seeds." if len(contest.seeds) > 1 else ""),
     )
     return Section(
@@ -140,7 +140,8 @@ def _selective_panel(
         axes.set(xlim=(0, 1.01), xlabel="share of predictions kept")
         axes.set_ylabel("error rate of those kept" if risk else "accuracy of those kept")
         axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1], ["0", "20%", "40%", "60%", "80%", "100%"])
-        axes.set_yscale("log" if risk else "linear")
+        low, high = np.nanmin(_all(lines)), np.nanmax(_all(lines))
+        axes.set_yscale("log" if risk and high > 10 * low else "linear")
         _percent_axis(axes)
         marks: list[Mark] = []
         for line in lines:
@@ -152,6 +153,11 @@ def _selective_panel(
     title = "Error rate of those kept" if risk else "Accuracy of those kept"
     label = f"{title} over the share of predictions kept, a line for each method."
     return Panel(title, label, svg, marks=marks, by_column=True, wide=True)
+
+
+def _all(lines: list[Line]) -> NDArray[np.float64]:
+    # a method without mistakes has no error rate above 0
+    return np.concatenate([[1.0], *(line.y for line in lines)])
 
 
 def _percent_axis(axes) -> None:  # type: ignore[no-untyped-def]

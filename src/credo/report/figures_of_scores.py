@@ -243,6 +243,7 @@ def training(contest: Contest) -> Section | None:
             draw_lines(axes, lines, dots=8)
             axes.set(xlabel="epoch")
             axes.locator_params(axis="y", nbins=5)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             values = np.concatenate([line.y for line in lines])
             if record in ("kl", "temperature") and values.min() > 0:
                 if values.max() > 20 * values.min():

@@ -21,7 +21,7 @@ from credo.report.evidence import Evidence, Run
 from credo.report.examples import examples
 from credo.report.style import Look
 from credo.report.svg import page_style
-from credo.report.table import table
+from credo.report.table import last_records, table
 from credo.report.words import in_short, meanings, settings
 from credo.version import __version__
 
@@ -46,7 +46,7 @@ SECTIONS: Sequence[Callable[[Contest], Section | None]] = (
 )
 """In the order of the page; those without evidence are left out."""
 
-RUN_SECTIONS = (table, figures_of_scores.training, settings)
+RUN_SECTIONS = (last_records, figures_of_scores.training, settings)
 
 NOUNS = {
     "classification": "predictions of classes",

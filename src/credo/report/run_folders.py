@@ -9,6 +9,7 @@ from typing import Any
 
 from credo.errors import DataError
 from credo.report.evidence import Run
+from credo.report.figures_of_scores import RECORDS
 from credo.report.scores import is_number
 
 CONFIG, METRICS, ENVIRONMENT = "config.json", "metrics.jsonl", "env.json"
@@ -69,13 +70,9 @@ def _run(top: Path, place: Path) -> Run:
     made["environment"] = _environment(place)
     if not history:
         return Run(name, seed, settings=made, error="no epoch has ended yet")
-    # what is logged without a prefix is of the training examples, where less is not better
-    last = {
-        "training_nll" if key == "nll" else key: float(value)
-        for key, value in history[-1].items()
-        if is_number(value) and key not in ("epoch", "step", "seconds")
-    }
-    last["epochs"] = float(len(history))
+    record = history[-1]
+    last = {"epochs": float(len(history))}
+    last |= {title: float(record[key]) for key, title in RECORDS.items() if is_number(record.get(key))}
     seconds = [record["seconds"] for record in history if is_number(record.get("seconds"))]
     if seconds:
         last["train_seconds"] = float(max(seconds))

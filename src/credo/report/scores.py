@@ -152,12 +152,12 @@ def score_of(name: str) -> Score:
     """The entry of `SCORES`, or a plain one for a name that is not there.
 
     >>> score_of("ece").heading, score_of("my_score").heading
-    ('ECE', 'my score')
+    ('ECE', 'My score')
     """
     known, _, of = name.partition(": ")
     if known in SCORES and of:
         return replace(SCORES[known], heading=f"{SCORES[known].heading}, {of}", meaning="")
-    return SCORES.get(name) or Score(name.replace("_", " "), "{:.3g}", 0, "")
+    return SCORES.get(name) or Score(name.replace("_", " ").capitalize(), "{:.4g}", 0, "")
 
 
 def columns_of(runs: Iterable[Run]) -> list[str]:
@@ -200,7 +200,13 @@ class Summary:
         return form.format(self.mean) if math.isfinite(self.mean) else "—"
 
     def error_text(self, form: str) -> str:
-        """The standard error, in the digits of the mean; nothing for a single run."""
+        """The standard error, in the digits of the mean; nothing for a single run.
+
+        >>> Summary(0.347, 0.00902, 3).error_text("{:.3g}")
+        '± 0.009'
+        """
+        # significant digits of the mean would be more of the error than it has
+        form = "{:.1g}" if form.endswith("g}") else form
         return f"± {form.format(self.error)}" if math.isfinite(self.error) else ""
 
 

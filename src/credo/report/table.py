@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from credo.report.contest import Contest, Section
 from credo.report.scores import Score, columns_of, score_of
@@ -120,6 +120,17 @@ def table(contest: Contest) -> Section:
     shown = [(name, score_of(name)) for name in columns]
     made = Table(shown, rows, every if several else [], marked)
     return Section("table", "The table", [" ".join(words)], extra=made)
+
+
+def last_records(contest: Contest) -> Section:
+    """The same for runs of which each is a method by itself."""
+    made = table(contest)
+    return replace(
+        made,
+        title="At the end of training",
+        words=["The last record of each run."],
+        extra=replace(made.extra, every=()),
+    )
 
 
 def _cell(
