@@ -2,7 +2,7 @@
 
 from credo.report.evidence import Evidence, Run, ShiftScores
 from credo.report.html import Picture, page
-from credo.report.page import comparison_page, run_page
+from credo.report.pages import comparison_page, run_page
 from credo.report.plots import (
     curves,
     entropy_histograms,

@@ -6,6 +6,7 @@ Panels stand beside each other until a row is full, then below: `COLUMNS` of the
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 PANEL_WIDTH = 3.1
 """Inches of each of several panels side by side."""
 
+TITLE_WIDTH = 32
+"""Letters of a title that a panel has room for."""
+
 COLUMNS = 4
 """Panels in a row: a page's width, at sizes that can be read."""
 
@@ -70,16 +74,18 @@ def reliability_diagrams(
     """
     _require(bins, "reliability_diagrams needs at least one method's bins")
     with house_style():
-        figure, cells = _cells(len(bins), columns, 4.2)
-        for (name, diagram), cell in zip(bins.items(), cells, strict=True):
-            upper, lower = cell.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+        figure, panels = _panels(len(bins), columns, 4.2, heights=(4, 1))
+        uppers, lowers = panels
+        for (name, diagram), upper, lower in zip(bins.items(), uppers, lowers, strict=True):
             reliability_panel(upper, diagram)
             _title(upper, name)
             upper.text(0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=upper.transAxes)
             share_bars(lower, diagram)
-            upper.set_ylabel("accuracy")
-            lower.set_ylabel("share")
-            cell.align_ylabels([upper, lower])
+            upper.set(xlim=(0, 1))
+            upper.set_xticks(HALVES[0], [""] * len(HALVES[0]))
+        _label_rows(uppers, columns, "accuracy")
+        _label_rows(lowers, columns, "share")
+        figure.align_ylabels()
         return figure
 
 
@@ -108,7 +114,7 @@ def entropy_histograms(
     _require(entropies, "entropy_histograms needs at least one method's entropies")
     edges = np.linspace(0, most, bins + 1)
     with house_style():
-        figure, panels = _panels(len(entropies), columns, 2.7, sharey=True)
+        figure, (panels,) = _panels(len(entropies), columns, 2.7)
         for axes, (name, pair) in zip(panels, entropies.items(), strict=True):
             histogram_panel(axes, pair, edges, names)
             _title(axes, name)
@@ -189,7 +195,7 @@ def shift_curves(
     _require(scores, "shift_curves needs at least one shift")
     look = looks(dict.fromkeys(name for methods in scores.values() for name in methods))
     with house_style():
-        figure, panels = _panels(len(scores), columns, 2.7, sharey=True)
+        figure, (panels,) = _panels(len(scores), columns, 2.7)
         for axes, (shift, methods) in zip(panels, scores.items(), strict=True):
             for name, runs in methods.items():
                 severities = np.arange(np.asarray(runs).shape[-1])
@@ -254,7 +260,7 @@ def predicted_against_true(
     """
     _require(predictions, "predicted_against_true needs at least one method's predictions")
     with house_style():
-        figure, panels = _panels(len(predictions), columns, 2.9, sharey=True)
+        figure, (panels,) = _panels(len(predictions), columns, 2.9)
         for axes, (name, (mean, std)) in zip(panels, predictions.items(), strict=True):
             scatter_panel(axes, target, mean, std)
             _title(axes, name)
@@ -427,28 +433,26 @@ def curves(
         return figure
 
 
-def _cells(count: int, columns: int, height: float) -> tuple[Figure, list[Any]]:
-    """A figure, and a part of it for each of so many panels, row by row."""
-    check("columns", columns, Count)
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure = blank_figure(PANEL_WIDTH * columns, height * rows)
-    cells = figure.subfigures(rows, columns, squeeze=False).ravel()
-    return figure, list(cells[:count])
-
-
 def _panels(
-    count: int, columns: int, height: float, sharey: bool
-) -> tuple[Figure, list[Axes]]:
-    """A figure with so many axes, row by row; it is higher by what a legend needs."""
+    count: int, columns: int, height: float, heights: Sequence[float] = (1,)
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of so many panels, row by row, each of so many axes above one another.
+
+    Returns the figure and, from top to bottom of a panel, the axes of all panels.
+    """
     check("columns", columns, Count)
-    columns = min(columns, count)
+    columns, parts = min(columns, count), len(heights)
     rows = -(-count // columns)
-    figure = blank_figure(PANEL_WIDTH * columns, height * rows + 0.3)
-    grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False).ravel()
-    for unused in grid[count:]:
-        unused.remove()
-    return figure, list(grid[:count])
+    figure = blank_figure(PANEL_WIDTH * columns, height * rows + 0.3 * (parts == 1))
+    grid = figure.subplots(
+        rows * parts, columns, squeeze=False, height_ratios=list(heights) * rows,
+        sharey=parts == 1,
+    )  # fmt: skip
+    of_parts = [list(grid[part::parts].ravel()) for part in range(parts)]
+    for axes in of_parts:
+        for unused in axes[count:]:
+            unused.remove()
+    return figure, [axes[:count] for axes in of_parts]
 
 
 def _label_rows(panels: Sequence[Axes], columns: int, label: str) -> None:
@@ -458,8 +462,8 @@ def _label_rows(panels: Sequence[Axes], columns: int, label: str) -> None:
 
 
 def _title(axes: Axes, name: str) -> None:
-    """A name as it is: a dollar sign in it begins no formula."""
-    axes.set_title(name, parse_math=False)
+    """A name as it is: a dollar sign in it begins no formula, and a long one has several lines."""
+    axes.set_title(textwrap.fill(name, TITLE_WIDTH), parse_math=False)
 
 
 def _legend_below(figure: Figure, axes: Axes) -> None:
@@ -467,7 +471,9 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     inches = 0.6 + 0.07 * max(map(len, names))
     columns = max(1, min(len(names), int(figure.get_figwidth() / inches)))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns)
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _require(things: Mapping[str, object], message: str) -> None:

@@ -41,7 +41,8 @@ RULES: dict[str, Any] = {
 NUMBER = re.compile(r"-?\d+\.\d{3,}")
 FAMILY = re.compile(r"font-family:[^;]*;?\s*")
 REFERENCE = re.compile(r"#([^)]+)")
-METHOD = re.compile(r"^m\d+$")
+METHOD = re.compile(r"^m\d{1,4}$")
+"""A `Look`'s key; what matplotlib calls its markers has ten digits behind the letter."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@
       } else words.push(text);
       line.append(text);
       tip.append(line);
-      add(svg, "circle", { class: "pointer", cx: x, cy: y, r: 6 });
+      add(svg, "circle", { class: "pointer", cx: x, cy: y, r: several ? 4 : 6 });
     }
     tip.hidden = false;
     const place = new DOMPoint(marks[0][0], marks[0][1]).matrixTransform(svg.getScreenCTM());
