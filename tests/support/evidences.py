@@ -41,7 +41,9 @@ def _classifier(rng, method: str, seed: int, targets, sharpness: float) -> Run:
     }
     shifts = [
         ShiftScores(
-            shift, severity, {"accuracy": scores["accuracy"] / (1 + 0.2 * severity), "nll": severity}
+            shift,
+            severity,
+            {"accuracy": scores["accuracy"] / (1 + 0.2 * severity), "nll": severity},
         )
         for shift in ("rotation", "noise")
         for severity in (1, 2, 3)

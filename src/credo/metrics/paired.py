@@ -69,7 +69,9 @@ def paired(values: ArrayLike, baseline: ArrayLike) -> Paired:
     error = float(gaps.std(ddof=1) / math.sqrt(count))
     if error == 0:
         # All differences are one number: equal methods, or a difference beyond doubt.
-        return Paired(mean, 0.0, math.copysign(math.inf, mean) if mean else 0.0, float(not mean), count)
+        return Paired(
+            mean, 0.0, math.copysign(math.inf, mean) if mean else 0.0, float(not mean), count
+        )
     t = mean / error
     return Paired(mean, error, t, float(2 * stdtr(count - 1, -abs(t))), count)
 

@@ -68,8 +68,8 @@ def examples(contest: Contest) -> Section | None:
     if not galleries:
         return None
     of = {
-        "classification": "First, where a method has the greatest entropy; then, where it was wrong "
-        "and most sure of it. Bold is the truth, below it what was predicted and how sure. "
+        "classification": "First, where a method has the greatest entropy; then, where it was "
+        "wrong and most sure of it. Bold is the truth, below it what was predicted and how sure. "
         "Uncertain examples should look hard to a human too; confident mistakes are often wrong "
         "labels, or what the method has never seen.",
         "regression": "First, where a method predicts the greatest standard deviation; then, where "
@@ -82,9 +82,7 @@ def examples(contest: Contest) -> Section | None:
     ]
     count = _examples_in(contest)
     if count > len(inputs):
-        words.append(
-            f"Chosen among the {len(inputs):,} of {count:,} test examples that were kept to be shown."
-        )
+        words.append(f"Chosen among the {len(inputs):,} of {count:,} test examples that were kept.")
     return Section("examples", "Examples to look at", words, extra=galleries)
 
 
@@ -136,14 +134,14 @@ def _of_numbers(contest: Contest, run: Run, inputs: NDArray[Any]) -> Gallery | N
     mean, std, error = (_chosen(run, name, inputs, index) for name in ("mean", "std", "error"))
     if mean is None or std is None or error is None:
         return None
-    mean, std, error = (np.asarray(a, dtype=float).reshape(len(index), -1) for a in (mean, std, error))
+    mean, std, error = (
+        np.asarray(a, dtype=float).reshape(len(index), -1) for a in (mean, std, error)
+    )
     pictures = as_pictures(inputs)
 
     def example(place: int) -> Example:
         truth = ", ".join(f"{value:.3g}" for value in mean[place] + error[place])
-        said = ", ".join(
-            f"{m:.3g} ± {s:.2g}" for m, s in zip(mean[place], std[place], strict=True)
-        )
+        said = ", ".join(f"{m:.3g} ± {s:.2g}" for m, s in zip(mean[place], std[place], strict=True))
         picture, cells = _shown(pictures, inputs, place)
         return Example(int(index[place]), truth, said, picture, cells)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,14 +35,12 @@ def calibration(contest: Contest) -> Section | None:
         return None
     panels = []
     for name in names:
-        bins = reliability_of_confidence(
-            contest.pooled(name, level), contest.pooled(name, hit)
-        )
+        bins = reliability_of_confidence(contest.pooled(name, level), contest.pooled(name, hit))
         panels.append(_reliability(contest, name, bins))
     several = len(contest.seeds) > 1
     words = (
-        "Each dot is a bin of predictions with similar confidence: on the dotted diagonal they come "
-        "true as often as they say, below it the method is too sure, above it too modest. Whiskers "
+        "Each dot is a bin of predictions with similar confidence: on the dotted diagonal they "
+        "come true as often as they say, below it the method is too sure, above it too modest. Whiskers "
         "are 95 % intervals (Wilson) for that many examples"
         + (", counted once although all seeds are pooled" if several else "")
         + "; larger dots hold more predictions, and the bars below show how many.",
@@ -180,9 +180,9 @@ def foreign(contest: Contest) -> Section | None:
         pair = contest.pooled(name, "entropy"), contest.pooled(name, "ood_entropy")
         panels.append(_histogram(contest, name, pair, edges))
     words = (
-        "Foreign inputs belong to none of the classes, so a method that knows what it does not know "
-        "is uncertain about them. Filled blue with a whole line: the test examples; vermillion with "
-        "a dashed line: the foreign ones. The less they overlap, the better the two can be told "
+        "Foreign inputs belong to none of the classes, so a method that knows what it does not "
+        "know is uncertain about them. Filled blue with a whole line: the test examples; vermillion "
+        "with a dashed line: the foreign ones. The less they overlap, the better the two can be told "
         "apart by the entropy alone (AUROC 1: always; 0.5: guessing).",
     )
     return Section("foreign", "Does it notice foreign data?", words, [Group(panels)])
@@ -204,9 +204,7 @@ def _histogram(
         axes.locator_params(axis="y", nbins=5)
         inside, outside = (histogram_shares(values, edges) for values in pair)
         centres = (edges[1:] + edges[:-1]) / 2
-        heads = [
-            f"entropy {low:.2f}–{high:.2f}" for low, high in zip(edges[:-1], edges[1:], strict=True)
-        ]
+        heads = [f"entropy {low:.2f}–{high:.2f}" for low, high in itertools.pairwise(edges)]
         texts = [f"test {a:.1%}, foreign {b:.1%}" for a, b in zip(inside, outside, strict=True)]
         marks = marks_at(axes, centres, np.maximum(inside, outside), heads, texts)
         svg = inline_svg(figure, f"entropy-{look.key}")

@@ -50,20 +50,16 @@ def intervals(contest: Contest) -> Section | None:
             marks += marks_at(axes, LEVELS, line.y, heads, texts, line.look.key)
         svg = inline_svg(figure, "intervals")
     nine = int(np.abs(LEVELS - 0.9).argmin())
-    found = "; ".join(
-        f"{name} {line.y[nine]:.0%}" for name, line in zip(names, lines, strict=True)
-    )
+    found = "; ".join(f"{name} {line.y[nine]:.0%}" for name, line in zip(names, lines, strict=True))
     label = f"Share of targets inside predicted intervals. Of the 90 % interval: {found}."
     words = (
         "An interval that should hold 90 % of the targets holds how many? On the dotted diagonal "
-        "the widths are right, below it the intervals are too narrow (too sure), above it too wide. "
-        "The intervals are mean ± z·std, as for a Gaussian: a method whose predictions are far from "
-        "Gaussian may be better than it looks here.",
+        "the widths are right, below it the intervals are too narrow (too sure), above it too "
+        "wide. The intervals are mean ± z·std, as for a Gaussian: a method whose predictions are far "
+        "from Gaussian may be better than it looks here.",
     )
     shown = Panel("Calibration of intervals", label, svg, marks=marks, by_column=True, wide=True)
-    return Section(
-        "calibration", "Are the intervals right?", words, [Group([shown])], legend=True
-    )
+    return Section("calibration", "Are the intervals right?", words, [Group([shown])], legend=True)
 
 
 def predicted_against_true(contest: Contest) -> Section | None:
@@ -85,9 +81,7 @@ def predicted_against_true(contest: Contest) -> Section | None:
             scatter_panel(axes, true[at], mean[at], std[at], look.colour)
             axes.set(xlabel="true", ylabel="predicted")
             heads = [f"true {value:.3g}" for value in true[at]]
-            texts = [
-                f"predicted {m:.3g} ± {s:.2g}" for m, s in zip(mean[at], std[at], strict=True)
-            ]
+            texts = [f"predicted {m:.3g} ± {s:.2g}" for m, s in zip(mean[at], std[at], strict=True)]
             marks = marks_at(axes, true[at], mean[at], heads, texts)
             svg = inline_svg(figure, f"scatter-{look.key}")
         error = float(np.sqrt(np.mean((mean - true) ** 2)))

@@ -32,6 +32,9 @@ RECORDS: Mapping[str, str] = {
 }
 """What of a training's records is drawn, in this order."""
 
+LOGARITHMIC = ("kl", "temperature")
+"""Records that may differ by orders of magnitude between methods."""
+
 PAIRED_BY = {
     "seeds": "The differences are paired by seed, {} of them: a seed decides the starting weights "
     "and the order of the data, so what it does to both methods cancels. The intervals say how "
@@ -94,7 +97,9 @@ def _differences(contest: Contest, base: str, others: Sequence[str], name: str) 
         axes.set_ylim(len(others) - 0.4, -0.6)
         axes.locator_params(axis="x", nbins=4)
         if "%" in score.form:
-            axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g}%" if value else "0")
+            axes.xaxis.set_major_formatter(
+                lambda value, _: f"{100 * value:+.3g}%" if value else "0"
+            )
         else:
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.3g}" if value else "0")
         if score.better:
@@ -119,7 +124,9 @@ def shifts(contest: Contest) -> Section | None:
     if not names:
         return None
     kinds = list(
-        dict.fromkeys(one.shift for name in names for run in contest.runs(name) for one in run.shifts)
+        dict.fromkeys(
+            one.shift for name in names for run in contest.runs(name) for one in run.shifts
+        )
     )
     scores = [
         score
@@ -196,7 +203,8 @@ def price(contest: Contest) -> Section | None:
         return None
     score = score_of(quality)
     pairs = {
-        n: (contest.summary(n, "train_seconds").mean, contest.summary(n, quality).mean) for n in names
+        n: (contest.summary(n, "train_seconds").mean, contest.summary(n, quality).mean)
+        for n in names
     }
     from matplotlib.ticker import LogLocator
 
@@ -243,11 +251,10 @@ def training(contest: Contest) -> Section | None:
             draw_lines(axes, lines, dots=8)
             axes.set(xlabel="epoch")
             axes.locator_params(axis="y", nbins=5)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
             values = np.concatenate([line.y for line in lines])
-            if record in ("kl", "temperature") and values.min() > 0:
-                if values.max() > 20 * values.min():
-                    axes.set_yscale("log")
+            if record in LOGARITHMIC and 0 < 20 * values.min() < values.max():
+                axes.set_yscale("log")
             axes.yaxis.set_major_formatter(_plain)
             marks = _line_marks(axes, lines, lambda x: f"epoch {x:g}", "{:.4g}")
             svg = inline_svg(figure, f"training-{index}")

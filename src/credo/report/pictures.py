@@ -47,5 +47,7 @@ def data_uri(picture: NDArray[np.float64], colours: str = "gray") -> str:
     image = import_extra("matplotlib.image", extra="report", purpose="pictures on a page")
     stream = io.BytesIO()
     shades = {} if picture.ndim == 3 else {"cmap": colours, "vmin": 0.0, "vmax": 1.0}
-    image.imsave(stream, np.clip(picture, 0, 1), format="png", metadata={"Software": None}, **shades)
+    image.imsave(
+        stream, np.clip(picture, 0, 1), format="png", metadata={"Software": None}, **shades
+    )
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")

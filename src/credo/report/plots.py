@@ -55,9 +55,7 @@ COLUMNS = 4
 """Panels in a row: a page's width, at sizes that can be read."""
 
 
-def reliability_diagrams(
-    bins: Mapping[str, ReliabilityBins], columns: Count = COLUMNS
-) -> Figure:
+def reliability_diagrams(bins: Mapping[str, ReliabilityBins], columns: Count = COLUMNS) -> Figure:
     """Accuracy against confidence, one panel per method; below, where the confidences lie.
 
     On the diagonal a method keeps its promises; below it, it is overconfident. Whiskers are 95 %
@@ -79,7 +77,9 @@ def reliability_diagrams(
         for (name, diagram), upper, lower in zip(bins.items(), uppers, lowers, strict=True):
             reliability_panel(upper, diagram)
             _title(upper, name)
-            upper.text(0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=upper.transAxes)
+            upper.text(
+                0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=upper.transAxes
+            )
             share_bars(lower, diagram)
             upper.set(xlim=(0, 1))
             upper.set_xticks(HALVES[0], [""] * len(HALVES[0]))

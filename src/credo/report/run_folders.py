@@ -72,7 +72,9 @@ def _run(top: Path, place: Path) -> Run:
         return Run(name, seed, settings=made, error="no epoch has ended yet")
     record = history[-1]
     last = {"epochs": float(len(history))}
-    last |= {title: float(record[key]) for key, title in RECORDS.items() if is_number(record.get(key))}
+    last |= {
+        title: float(record[key]) for key, title in RECORDS.items() if is_number(record.get(key))
+    }
     seconds = [record["seconds"] for record in history if is_number(record.get("seconds"))]
     if seconds:
         last["train_seconds"] = float(max(seconds))

@@ -133,7 +133,8 @@ SCORES: Mapping[str, Score] = {
         price=True,
     ),
     "train_mib": Score(
-        "Training memory", "{:.0f} MiB", -1, "Memory at the peak of training, beyond what there was before.", price=True
+        "Training memory", "{:.0f} MiB", -1,
+        "Memory at the peak of training, beyond what there was before.", price=True,
     ),
     "predict_mib": Score(
         "Prediction memory", "{:.0f} MiB", -1, "The same for prediction.", price=True

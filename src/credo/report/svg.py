@@ -133,7 +133,7 @@ def inline_svg(figure: Figure, name: str) -> str:
         name: Unlike any other figure's on the page: ids begin with it.
 
     Returns:
-        The element; it is hidden from screen readers, as what surrounds it has to say what it shows.
+        The element; it is hidden from screen readers: what surrounds it has to say what it shows.
     """
     stream = io.BytesIO()
     with page_style():

@@ -28,8 +28,8 @@ def in_short(contest: Contest) -> list[str]:
     if near:
         one = len(near) == 1
         said.append(
-            f"The calibration error of {_listed(near)} is within a tenth of its floor: on this many "
-            f"{contest.unit} {'it' if one else 'they'} can’t be told from calibrated by it."
+            f"The calibration error of {_listed(near)} is within a tenth of its floor: on this "
+            f"many {contest.unit} {'it' if one else 'they'} can’t be told from calibrated by it."
         )
     lost = [name for name in contest.names if contest.failures(name)]
     if lost:
@@ -65,10 +65,11 @@ def _at_floor(contest: Contest, name: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """
+    """Names in a sentence.
+
     >>> _listed(["MAP", "VI", "IVON"])
     'MAP, VI and IVON'
-    """  # noqa: D205, D400 - the example says it
+    """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -94,8 +95,8 @@ def meanings(contest: Contest) -> Section:
         ),
         (
             "Told apart",
-            "A filled dot, or “significant”, means: a paired t-test at the level of 5 %, corrected by "
-            "Holm’s method for the number of methods that are compared in one score. An ≈ is less "
+            "A filled dot, or “significant”, means: a paired t-test at the level of 5 %, corrected "
+            "by Holm’s method for the number of methods that are compared in one score. An ≈ is less "
             "strict: the 95 % interval of the difference to the best holds 0. Neither is a "
             "probability that a method is better, both say nothing about other data sets, and what "
             "is not told apart may still differ: there may only be too few seeds.",
@@ -125,11 +126,7 @@ def settings(contest: Contest) -> Section:
         (
             name,
             contest.looks[name].key,
-            flat(
-                next(
-                    (run.settings for run in contest.evidence.runs if run.method == name), {}
-                )
-            ),
+            flat(next((run.settings for run in contest.evidence.runs if run.method == name), {})),
             warned[name],
         )
         for name in contest.names

@@ -240,7 +240,7 @@ def test_examples_are_the_most_uncertain_and_the_surest_mistakes() -> None:
         "correct": np.array([1, 1, 0, 0]), "predicted": np.array([0, 1, 2, 2]),
     }  # fmt: skip
     evidence = Evidence(
-        "classification", [Run("VI", 0, {"nll": 1.0}, arrays)], np.random.rand(4, 8, 8),
+        "classification", [Run("VI", 0, {"nll": 1.0}, arrays)], np.arange(256.0).reshape(4, 8, 8),
         np.array([0, 1, 0, 1]), ("ant", "bee", "cat"),
     )  # fmt: skip
     page = comparison_page(evidence)

@@ -94,8 +94,10 @@ def test_it_opens_without_complaint_and_nothing_overflows(browser, page, width: 
     )
     assert outside == []
     small = browser.execute_script(
-        "return [...document.querySelectorAll('.plot text')].map(t =>"
-        "  parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a).filter(px => px < 9).length"
+        "return [...document.querySelectorAll('.plot text')].map(t => {"
+        "  const { a, b } = t.getScreenCTM();"
+        "  return parseFloat(getComputedStyle(t).fontSize) * Math.hypot(a, b);"
+        "}).filter(px => px < 9).length"
     )
     assert small == 0
 
@@ -148,7 +150,9 @@ def test_figures_answer_to_pointer_and_arrow_keys(browser, page) -> None:
     plot = all_of(browser, "#selective .plot")[0]
     tip, spoken = all_of(browser, "#tip")[0], all_of(browser, "#spoken")[0]
     assert not tip.is_displayed()
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
+    browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot
+    )
     ActionChains(browser).move_to_element(plot).perform()
     assert tip.is_displayed()
     assert "kept" in tip.text
