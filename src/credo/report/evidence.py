@@ -41,10 +41,10 @@ class Run:
             "train_seconds", "predict_seconds", "train_mib", "predict_mib".
         arrays: By name, one entry for each test example: "confidence", "correct", "entropy",
             "mutual_information", "predicted" for classes, "mean", "std", "error" (target − mean)
-            for numbers; and "ood_entropy" or "ood_std", one for each foreign example. Scores that are
-            means over examples have these examples' terms here: "nll", "brier", "crps". Of dense
-            predictions these are means over pixels; "pixel_confidence" and "pixel_correct" are
-            of single pixels, "entropy_map" and "correct_map" (len(inputs), H, W) of the inputs.
+            for numbers; and "ood_entropy" or "ood_std", one for each foreign example. Scores that
+            are means over examples have these examples' terms here: "nll", "brier", "crps". Of
+            dense predictions these are means over pixels; "pixel_confidence" and "pixel_correct"
+            are of single pixels, "entropy_map" and "correct_map" (len(inputs), H, W) of the inputs.
         shifts: Scores on shifted examples.
         history: The records of training, epoch by epoch.
         settings: What made it: the method's configuration, epochs, rates.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from credo.report.contest import Contest, Group, Panel, Section, thinned
 from credo.report.panels import (
     HALVES,
     Line,
+    ReliabilityBins,
     draw_lines,
     histogram_panel,
     histogram_shares,
@@ -20,6 +22,9 @@ from credo.report.panels import (
 )
 from credo.report.style import GREY
 from credo.report.svg import Mark, inline_svg, marks_at, page_style, panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CURVE_POINTS = 101
 """More than a panel has room for."""
@@ -40,15 +45,15 @@ def calibration(contest: Contest) -> Section | None:
     several = len(contest.seeds) > 1
     words = (
         "Each dot is a bin of predictions with similar confidence: on the dotted diagonal they "
-        "come true as often as they say, below it the method is too sure, above it too modest. Whiskers "
-        "are 95 % intervals (Wilson) for that many examples"
+        "come true as often as they say, below it the method is too sure, above it too modest. "
+        "Whiskers are 95 % intervals (Wilson) for that many examples"
         + (", counted once although all seeds are pooled" if several else "")
         + "; larger dots hold more predictions, and the bars below show how many.",
     )
     return Section("calibration", "Is the confidence right?", words, [Group(panels)])
 
 
-def _reliability(contest: Contest, name: str, bins) -> Panel:  # type: ignore[no-untyped-def]
+def _reliability(contest: Contest, name: str, bins: ReliabilityBins) -> Panel:
     look, seeds = contest.looks[name], len(contest.runs(name))
     with page_style():
         figure, axes = panel(height=290, bottom=92)
@@ -160,7 +165,7 @@ def _all(lines: list[Line]) -> NDArray[np.float64]:
     return np.concatenate([[1.0], *(line.y for line in lines)])
 
 
-def _percent_axis(axes) -> None:  # type: ignore[no-untyped-def]
+def _percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     axes.yaxis.set_minor_formatter("")
 
@@ -181,9 +186,9 @@ def foreign(contest: Contest) -> Section | None:
         panels.append(_histogram(contest, name, pair, edges))
     words = (
         "Foreign inputs belong to none of the classes, so a method that knows what it does not "
-        "know is uncertain about them. Filled blue with a whole line: the test examples; vermillion "
-        "with a dashed line: the foreign ones. The less they overlap, the better the two can be told "
-        "apart by the entropy alone (AUROC 1: always; 0.5: guessing).",
+        "know is uncertain about them. Filled blue with a whole line: the test examples; "
+        "vermillion with a dashed line: the foreign ones. The less they overlap, the better the two "
+        "can be told apart by the entropy alone (AUROC 1: always; 0.5: guessing).",
     )
     return Section("foreign", "Does it notice foreign data?", words, [Group(panels)])
 

@@ -55,8 +55,8 @@ def intervals(contest: Contest) -> Section | None:
     words = (
         "An interval that should hold 90 % of the targets holds how many? On the dotted diagonal "
         "the widths are right, below it the intervals are too narrow (too sure), above it too "
-        "wide. The intervals are mean ± z·std, as for a Gaussian: a method whose predictions are far "
-        "from Gaussian may be better than it looks here.",
+        "wide. The intervals are mean ± z·std, as for a Gaussian: a method whose predictions are "
+        "far from Gaussian may be better than it looks here.",
     )
     shown = Panel("Calibration of intervals", label, svg, marks=marks, by_column=True, wide=True)
     return Section("calibration", "Are the intervals right?", words, [Group([shown])], legend=True)

@@ -96,8 +96,8 @@ def meanings(contest: Contest) -> Section:
         (
             "Told apart",
             "A filled dot, or “significant”, means: a paired t-test at the level of 5 %, corrected "
-            "by Holm’s method for the number of methods that are compared in one score. An ≈ is less "
-            "strict: the 95 % interval of the difference to the best holds 0. Neither is a "
+            "by Holm’s method for the number of methods that are compared in one score. An ≈ is "
+            "less strict: the 95 % interval of the difference to the best holds 0. Neither is a "
             "probability that a method is better, both say nothing about other data sets, and what "
             "is not told apart may still differ: there may only be too few seeds.",
         ),
