@@ -187,8 +187,8 @@ def foreign(contest: Contest) -> Section | None:
     words = (
         "Foreign inputs belong to none of the classes, so a method that knows what it does not "
         "know is uncertain about them. Filled blue with a whole line: the test examples; "
-        "vermillion with a dashed line: the foreign ones. The less they overlap, the better the two "
-        "can be told apart by the entropy alone (AUROC 1: always; 0.5: guessing).",
+        "vermillion with a dashed line: the foreign ones. The less they overlap, the better the "
+        "two can be told apart by the entropy alone (AUROC 1: always; 0.5: guessing).",
     )
     return Section("foreign", "Does it notice foreign data?", words, [Group(panels)])
 
