@@ -55,7 +55,10 @@ def requirements(wheel: zipfile.ZipFile) -> list[str]:
 def test_the_library_s_wheel_has_the_library_only(library: zipfile.ZipFile) -> None:
     files = [name for name in library.namelist() if ".dist-info/" not in name]
     modules = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*.py")}
-    assert set(files) == modules | {"credo/py.typed"}
+    templates = ROOT / "src" / "credo" / "report" / "templates"
+    data = {p.relative_to(ROOT / "src").as_posix() for p in templates.iterdir()}
+    assert set(files) == modules | data | {"credo/py.typed"}
+    assert "credo/report/templates/page.html.j2" in files
     rooms = {part for name in files for part in Path(name).parts}
     assert not rooms & {"tests", "papers", "credo_papers", "experiments", "ledger", "bench"}
 

@@ -20,12 +20,14 @@ from rich.text import Text
 from credo.cli.demo import demo
 from credo.cli.options import Command, Group
 from credo.cli.papers import claims, list_experiments, run, sweep
+from credo.cli.report import report
 from credo.cli.rule import rule
 from credo.errors import CredoError
 from credo.version import __version__
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
+    "report": report,
     "rule": rule,
     "list": list_experiments,
     "run": run,

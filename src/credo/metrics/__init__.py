@@ -20,6 +20,7 @@ from credo.metrics.calibration import (
     ece,
     ece_floor,
     reliability,
+    reliability_of_confidence,
 )
 from credo.metrics.chains import effective_sample_size, r_hat
 from credo.metrics.forgetting import (
@@ -84,6 +85,7 @@ __all__ = [
     "referral",
     "referral_costs",
     "reliability",
+    "reliability_of_confidence",
     "retention",
     "rmse",
 ]

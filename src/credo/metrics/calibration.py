@@ -12,8 +12,10 @@ from credo.metrics._inputs import (
     FloatArray,
     IntArray,
     Values,
+    as_floats,
     labelled,
     probabilities,
+    require_same_shape,
     resolution_of,
 )
 
@@ -75,6 +77,25 @@ def reliability(
         edges = _quantile_edges(level, bins)
         return _binned(level, hit, edges, resolution=0.0)
     return _binned(level, hit, _even_edges(bins), data.resolution)
+
+
+@checked
+def reliability_of_confidence(confidence: Values, correct: Values, bins: Count = 15) -> Reliability:
+    """`reliability` where only the confidences and whether they were right have been kept.
+
+    Args:
+        confidence: Probability of the most probable class, in any shape.
+        correct: Whether that class came true, in the shape of ``confidence``.
+        bins: How many even bins.
+
+    >>> diagram = reliability_of_confidence([0.9, 0.8, 0.7], [True, False, True], bins=2)
+    >>> diagram.count, diagram.accuracy.round(3), diagram.confidence.round(3)
+    (array([0, 3]), array([  nan, 0.667]), array([nan, 0.8]))
+    """
+    level, hit = as_floats(confidence, "confidence"), as_floats(correct, "correct")
+    require_same_shape("correct", hit, "confidence", level.shape)
+    resolution = resolution_of(confidence)
+    return _binned(level.ravel(), hit.ravel() > 0.5, _even_edges(bins), resolution)
 
 
 @checked

@@ -40,8 +40,11 @@ class Run:
             "retention_area", … for classes; "rmse", "nll", "crps", "coverage", … for numbers; and
             "train_seconds", "predict_seconds", "train_mib", "predict_mib".
         arrays: By name, one entry for each test example: "confidence", "correct", "entropy",
-            "mutual_information" for classes, "mean", "std", "error" for numbers; and
-            "ood_entropy", one for each foreign example.
+            "mutual_information", "predicted" for classes, "mean", "std", "error" (target − mean)
+            for numbers; and "ood_entropy" or "ood_std", one for each foreign example. Scores that
+            are means over examples have these examples' terms here: "nll", "brier", "crps". Of
+            dense predictions these are means over pixels; "pixel_confidence" and "pixel_correct"
+            are of single pixels, "entropy_map" and "correct_map" (len(inputs), H, W) of the inputs.
         shifts: Scores on shifted examples.
         history: The records of training, epoch by epoch.
         settings: What made it: the method's configuration, epochs, rates.
@@ -69,6 +72,8 @@ class Evidence:
         targets: The test targets, one for each example.
         classes: Names of the classes; empty if unknown.
         about: What a reader needs to repeat it: sizes of the sets, versions, the command.
+        input_index: Which of the test examples ``inputs`` are; the first ones if it isn't given.
+        features: Names of the inputs' features, if these are rows of a table.
     """
 
     kind: str
@@ -77,3 +82,5 @@ class Evidence:
     targets: NDArray[Any] | None = None
     classes: Sequence[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    input_index: NDArray[Any] | None = None
+    features: Sequence[str] = ()

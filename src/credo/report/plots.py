@@ -1,14 +1,32 @@
-"""Figures of predictions and their uncertainty, from numpy arrays."""
+"""Figures of predictions and their uncertainty, from numpy arrays.
+
+Panels stand beside each other until a row is full, then below: `COLUMNS` of them, or as many as
+``columns`` says.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from credo.checks import Count, check
 from credo.errors import DataError
+from credo.report.panels import (
+    HALVES,
+    ReliabilityBins,
+    Retention,
+    coverage_of_intervals,
+    draw_lines,
+    histogram_panel,
+    line_over_seeds,
+    reliability_panel,
+    scatter_panel,
+    share_bars,
+)
 from credo.report.style import (
     BLACK,
     BLUE,
@@ -20,6 +38,7 @@ from credo.report.style import (
     coloured,
     faint_grid,
     house_style,
+    looks,
 )
 
 if TYPE_CHECKING:
@@ -29,39 +48,14 @@ if TYPE_CHECKING:
 PANEL_WIDTH = 3.1
 """Inches of each of several panels side by side."""
 
-NORMAL_95 = 1.959963984540054
+TITLE_WIDTH = 32
+"""Letters of a title that a panel has room for."""
+
+COLUMNS = 4
+"""Panels in a row: a page's width, at sizes that can be read."""
 
 
-class ReliabilityBins(Protocol):
-    """What `credo.metrics.reliability` returns: mean confidence and accuracy of each bin."""
-
-    @property
-    def edges(self) -> NDArray[np.float64]:
-        """Edges (bins + 1,)."""
-        ...
-
-    @property
-    def confidence(self) -> NDArray[np.float64]:
-        """Mean confidence (bins,), NaN where the bin is empty."""
-        ...
-
-    @property
-    def accuracy(self) -> NDArray[np.float64]:
-        """Accuracy (bins,), NaN where the bin is empty."""
-        ...
-
-    @property
-    def count(self) -> NDArray[np.int64]:
-        """Number of examples (bins,)."""
-        ...
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error."""
-        ...
-
-
-def reliability_diagrams(bins: Mapping[str, ReliabilityBins]) -> Figure:
+def reliability_diagrams(bins: Mapping[str, ReliabilityBins], columns: Count = COLUMNS) -> Figure:
     """Accuracy against confidence, one panel per method; below, where the confidences lie.
 
     On the diagonal a method keeps its promises; below it, it is overconfident. Whiskers are 95 %
@@ -69,6 +63,7 @@ def reliability_diagrams(bins: Mapping[str, ReliabilityBins]) -> Figure:
 
     Args:
         bins: What `credo.metrics.reliability` gives, by the name of the method.
+        columns: Panels in a row; the rest follow below.
 
     >>> from credo.metrics import reliability
     >>> figure = reliability_diagrams({"MAP": reliability([[0.9, 0.1], [0.3, 0.7]], [0, 1])})
@@ -77,53 +72,21 @@ def reliability_diagrams(bins: Mapping[str, ReliabilityBins]) -> Figure:
     """
     _require(bins, "reliability_diagrams needs at least one method's bins")
     with house_style():
-        figure = blank_figure(PANEL_WIDTH * len(bins), 4.2)
-        panels = figure.subplots(
-            2, len(bins), sharex=True, sharey="row", squeeze=False, height_ratios=[4, 1]
-        )
-        for (name, diagram), upper, lower in zip(bins.items(), *panels, strict=True):
-            _reliability_panel(upper, diagram)
-            upper.set_title(name)
-            shares = diagram.count / max(1, diagram.count.sum())
-            lower.bar(
-                diagram.edges[:-1], shares, np.diff(diagram.edges), align="edge",
-                color=PALE, edgecolor="white", linewidth=0.8,
-            )  # fmt: skip
-            lower.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence")
-            lower.set_yticks([0, 1], ["0", "all"])
-            lower.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
-        panels[0, 0].set_ylabel("accuracy")
-        panels[1, 0].set_ylabel("share")
-        figure.align_ylabels(panels[:, 0])
+        figure, panels = _panels(len(bins), columns, 4.2, heights=(4, 1))
+        uppers, lowers = panels
+        for (name, diagram), upper, lower in zip(bins.items(), uppers, lowers, strict=True):
+            reliability_panel(upper, diagram)
+            _title(upper, name)
+            upper.text(
+                0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=upper.transAxes
+            )
+            share_bars(lower, diagram)
+            upper.set(xlim=(0, 1))
+            upper.set_xticks(HALVES[0], [""] * len(HALVES[0]))
+        _label_rows(uppers, columns, "accuracy")
+        _label_rows(lowers, columns, "share")
+        figure.align_ylabels()
         return figure
-
-
-def _reliability_panel(axes: Axes, diagram: ReliabilityBins) -> None:
-    filled = diagram.count > 0
-    confidence, accuracy = diagram.confidence[filled], diagram.accuracy[filled]
-    low, high = wilson_interval(accuracy, diagram.count[filled])
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
-    axes.vlines(confidence, low, high, color=BLUE, linewidth=1.2, alpha=0.45, clip_on=False)
-    shares = diagram.count[filled] / diagram.count.sum()
-    axes.scatter(confidence, accuracy, 14 + 80 * np.sqrt(shares), color=BLUE, clip_on=False)
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
-    axes.text(0.97, 0.05, f"ECE {diagram.error:.3f}", ha="right", transform=axes.transAxes)
-
-
-def wilson_interval(
-    share: NDArray[np.float64], count: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Ends of the 95 % interval of a proportion seen in ``count`` trials (Wilson 1927).
-
-    >>> low, high = wilson_interval(np.array([1.0]), np.array([3]))
-    >>> low.round(2), high.round(2)
-    (array([0.44]), array([1.]))
-    """
-    z2 = NORMAL_95**2
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = np.sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
-    return centre - NORMAL_95 * half, centre + NORMAL_95 * half
 
 
 def entropy_histograms(
@@ -131,7 +94,8 @@ def entropy_histograms(
     most: float,
     names: tuple[str, str] = ("in distribution", "out of distribution"),
     notes: Mapping[str, str] | None = None,
-    bins: int = 24,
+    bins: Count = 24,
+    columns: Count = COLUMNS,
 ) -> Figure:
     """Predictive entropy of known and of foreign inputs, one panel per method.
 
@@ -141,6 +105,7 @@ def entropy_histograms(
         names: What the two kinds of inputs are called in the legend.
         notes: Short texts for the panels, such as an AUROC, by method.
         bins: Number of bars from 0 to ``most``.
+        columns: Panels in a row; the rest follow below.
 
     >>> figure = entropy_histograms({"MAP": ([0.1, 0.2], [0.9, 1.8])}, most=2.3)
     >>> figure.axes[0].get_title(loc="left")
@@ -149,22 +114,158 @@ def entropy_histograms(
     _require(entropies, "entropy_histograms needs at least one method's entropies")
     edges = np.linspace(0, most, bins + 1)
     with house_style():
-        figure = blank_figure(PANEL_WIDTH * len(entropies), 2.9)
-        panels = figure.subplots(1, len(entropies), sharey=True, squeeze=False)[0]
+        figure, (panels,) = _panels(len(entropies), columns, 2.7)
         for axes, (name, pair) in zip(panels, entropies.items(), strict=True):
-            for values, label, colour in zip(pair, names, (BLUE, VERMILLION), strict=True):
-                # the entropy of equal probabilities may exceed ln C by rounding
-                inside = np.clip(np.asarray(values, dtype=float), 0, most)
-                shares = np.histogram(inside, edges)[0] / max(1, inside.size)
-                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.3)
-                axes.stairs(shares, edges, color=colour, linewidth=1.4, label=label)
-            axes.set_title(name)
-            axes.set(xlim=(0, most), xlabel="predictive entropy (nats)")
-            faint_grid(axes)
+            histogram_panel(axes, pair, edges, names)
+            _title(axes, name)
+            axes.set_xlabel("predictive entropy (nats)")
             if notes and name in notes:
                 axes.text(0.97, 0.92, notes[name], ha="right", transform=axes.transAxes)
-        panels[0].set_ylabel("share of inputs")
+        _label_rows(panels, columns, "share of inputs")
         _legend_below(figure, panels[0])
+        return figure
+
+
+def retention_curves(
+    curves: Mapping[str, Retention | Sequence[Retention]],
+    ylabel: str = "accuracy of those kept",
+    *,
+    risk: bool = False,
+) -> Figure:
+    """How good are the examples that a method is most certain of, share by share?
+
+    The dotted line is the best ranking that the first method's predictions allow. Several curves
+    of one method, one for each seed, become their mean and a band of ± 1 standard deviation.
+
+    Args:
+        curves: What `credo.metrics.retention` gives, one or one for each seed, by method.
+        ylabel: What the score is.
+        risk: Draw one minus the score, on a logarithmic scale: the error rate of those kept.
+
+    >>> from credo.metrics import retention
+    >>> figure = retention_curves({"VI": retention([1, 1, 0, 1], [0.1, 0.2, 0.9, 0.4])})
+    >>> len(figure.axes[0].lines)
+    2
+    """
+    _require(curves, "retention_curves needs at least one method's curve")
+    with house_style():
+        figure = blank_figure(5.6, 3.9)
+        axes = figure.subplots()
+        look = looks(curves)
+        for name, given in curves.items():
+            seeds: Sequence[Any] = given if isinstance(given, Sequence) else [given]
+            scores = np.stack([_risk(curve.accuracy, risk) for curve in seeds])
+            draw_lines(axes, [line_over_seeds(look[name], seeds[0].fractions, scores)])
+            axes.lines[-1].set_label(name)
+        best: Any = next(iter(curves.values()))
+        best = best[0] if isinstance(best, Sequence) else best
+        axes.plot(
+            best.fractions, _risk(best.oracle, risk), color=GREY, linewidth=1,
+            linestyle=(0, (1, 2)), label="best possible",
+        )  # fmt: skip
+        axes.set(xlabel="share kept", ylabel="error rate of those kept" if risk else ylabel)
+        axes.set_xlim(0, 1)
+        axes.set_yscale("log" if risk else "linear")
+        _legend_below(figure, axes)
+        return figure
+
+
+def _risk(scores: NDArray[np.float64], risk: bool) -> NDArray[np.float64]:
+    # no errors have no logarithm, and the line ends there
+    return np.where(scores < 1, 1 - scores, np.nan) if risk else scores
+
+
+def shift_curves(
+    scores: Mapping[str, Mapping[str, ArrayLike]],
+    ylabel: str,
+    columns: Count = COLUMNS,
+) -> Figure:
+    """A score over the severity of a shift, one panel for each shift, one line for each method.
+
+    Args:
+        scores: By shift and method, the runs (seeds, severities) or one run (severities,), of which
+            the first severity is 0: the examples as they are.
+        ylabel: What the score is.
+        columns: Panels in a row; the rest follow below.
+
+    >>> figure = shift_curves({"rotation": {"MAP": [0.9, 0.7], "VI": [0.9, 0.8]}}, "accuracy")
+    >>> figure.axes[0].get_title(loc="left")
+    'rotation'
+    """
+    _require(scores, "shift_curves needs at least one shift")
+    look = looks(dict.fromkeys(name for methods in scores.values() for name in methods))
+    with house_style():
+        figure, (panels,) = _panels(len(scores), columns, 2.7)
+        for axes, (shift, methods) in zip(panels, scores.items(), strict=True):
+            for name, runs in methods.items():
+                severities = np.arange(np.asarray(runs).shape[-1])
+                draw_lines(axes, [line_over_seeds(look[name], severities, runs)])
+                axes.lines[-1].set_label(name)
+                axes.set_xticks(severities)
+            _title(axes, shift)
+            axes.set_xlabel("severity")
+        _label_rows(panels, columns, ylabel)
+        _legend_below(figure, panels[0])
+        return figure
+
+
+def interval_calibration(predictions: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
+    """How many targets are inside intervals that should hold so many? Regression's reliability.
+
+    The intervals are mean ± z·std, as for a Gaussian; below the diagonal they are too narrow.
+    Reference: Kuleshov, Fenner & Ermon, "Accurate uncertainties for deep learning using calibrated
+    regression", 2018 (arXiv:1807.00263).
+
+    Args:
+        predictions: For each method the errors (target − mean) and the predicted stds, (N,) each.
+
+    >>> figure = interval_calibration({"VI": ([0.1, -0.3, 0.2], [0.2, 0.2, 0.2])})
+    >>> figure.axes[0].get_xlabel()
+    'level of the interval'
+    """
+    _require(predictions, "interval_calibration needs at least one method's predictions")
+    levels = np.linspace(0, 1, 41)[1:-1]
+    look = looks(predictions)
+    with house_style():
+        figure = blank_figure(4.2, 4.2)
+        axes = figure.subplots()
+        axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
+        for name, (error, std) in predictions.items():
+            inside = coverage_of_intervals(error, std, levels)
+            draw_lines(axes, [line_over_seeds(look[name], levels, inside)])
+            axes.lines[-1].set_label(name)
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        axes.set(xlabel="level of the interval", ylabel="share of targets inside")
+        axes.set_xticks(*HALVES)
+        axes.set_yticks(*HALVES)
+        _legend_below(figure, axes)
+        return figure
+
+
+def predicted_against_true(
+    predictions: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    target: ArrayLike,
+    columns: Count = COLUMNS,
+) -> Figure:
+    """Predicted means ± 1 std over what came true, one panel per method.
+
+    Args:
+        predictions: For each method the means and the stds, (N,) each.
+        target: What came true, (N,).
+        columns: Panels in a row; the rest follow below.
+
+    >>> figure = predicted_against_true({"VI": ([0.1, 0.9], [0.2, 0.2])}, [0.0, 1.0])
+    >>> figure.axes[0].get_title(loc="left")
+    'VI'
+    """
+    _require(predictions, "predicted_against_true needs at least one method's predictions")
+    with house_style():
+        figure, (panels,) = _panels(len(predictions), columns, 2.9)
+        for axes, (name, (mean, std)) in zip(panels, predictions.items(), strict=True):
+            scatter_panel(axes, target, mean, std)
+            _title(axes, name)
+            axes.set_xlabel("true")
+        _label_rows(panels, columns, "predicted")
         return figure
 
 
@@ -332,12 +433,47 @@ def curves(
         return figure
 
 
+def _panels(
+    count: int, columns: int, height: float, heights: Sequence[float] = (1,)
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of so many panels, row by row, each of so many axes above one another.
+
+    Returns the figure and, from top to bottom of a panel, the axes of all panels.
+    """
+    check("columns", columns, Count)
+    columns, parts = min(columns, count), len(heights)
+    rows = -(-count // columns)
+    figure = blank_figure(PANEL_WIDTH * columns, height * rows + 0.3 * (parts == 1))
+    grid = figure.subplots(
+        rows * parts, columns, squeeze=False, height_ratios=list(heights) * rows,
+        sharey=parts == 1,
+    )  # fmt: skip
+    of_parts = [list(grid[part::parts].ravel()) for part in range(parts)]
+    for axes in of_parts:
+        for unused in axes[count:]:
+            unused.remove()
+    return figure, [axes[:count] for axes in of_parts]
+
+
+def _label_rows(panels: Sequence[Axes], columns: int, label: str) -> None:
+    """Axes that share their values say what these are once in a row."""
+    for axes in panels[::columns]:
+        axes.set_ylabel(label)
+
+
+def _title(axes: Axes, name: str) -> None:
+    """A name as it is: a dollar sign in it begins no formula, and a long one has several lines."""
+    axes.set_title(textwrap.fill(name, TITLE_WIDTH), parse_math=False)
+
+
 def _legend_below(figure: Figure, axes: Axes) -> None:
     """One legend under all panels, where it hides nothing, in as many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
     inches = 0.6 + 0.07 * max(map(len, names))
     columns = max(1, min(len(names), int(figure.get_figwidth() / inches)))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns)
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=columns)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _require(things: Mapping[str, object], message: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,13 @@ GREY, PALE = "#767676", "#D9D9D9"
 
 COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 """The order in which series take their colours."""
+
+DEEP_ORANGE, DEEP_SKY = "#B07700", "#2E8FCB"
+LINE_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, DEEP_ORANGE, BLACK, DEEP_SKY)
+"""For lines and dots on white: the two pale colours of `COLOURS` darker, so that each has a
+contrast of at least 3:1 with the paper."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5))
 
 RULES: dict[str, Any] = {
     "font.size": 9.5,
@@ -73,6 +81,49 @@ def coloured(names: Iterable[str]) -> list[tuple[str, str]]:
     [('MAP', '#0072B2'), ('VI', '#D55E00')]
     """
     return list(zip(names, cycle(COLOURS), strict=False))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method's lines and dots look: never by colour alone.
+
+    Args:
+        colour: Of lines and dots.
+        marker: Matplotlib's name of the dots' shape.
+        dash: Lengths of strokes and gaps in line widths; none is a whole line.
+        key: What its parts are called in an SVG, where a page shows and hides them; may be empty.
+    """
+
+    colour: str
+    marker: str
+    dash: tuple[float, ...] = ()
+    key: str = ""
+
+    @property
+    def linestyle(self) -> Any:
+        """As matplotlib wants it."""
+        return (0, self.dash) if self.dash else "solid"
+
+
+def looks(names: Iterable[str], keyed: bool = False) -> dict[str, Look]:
+    """Each name with its look: no two are alike among the first 56.
+
+    Args:
+        names: Of the methods, in their order.
+        keyed: Whether the parts are to be told apart in an SVG.
+
+    >>> looks(["MAP", "VI"])["VI"].colour
+    '#D55E00'
+    """
+    return {
+        name: Look(
+            LINE_COLOURS[index % len(LINE_COLOURS)],
+            MARKERS[index % len(MARKERS)],
+            DASHES[index // len(LINE_COLOURS) % len(DASHES)],
+            f"m{index}" if keyed else "",
+        )
+        for index, name in enumerate(names)
+    }
 
 
 def faint_grid(axes: Axes) -> None:

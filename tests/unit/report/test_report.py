@@ -16,8 +16,8 @@ from scipy.stats import binomtest
 import credo
 from credo import report
 from credo.errors import DataError
-from credo.metrics import reliability
-from credo.report.plots import wilson_interval
+from credo.metrics import reliability, retention
+from credo.report.panels import wilson_interval
 from credo.report.style import GREEN, PALE, VERMILLION
 
 RNG = np.random.RandomState(0)
@@ -31,6 +31,24 @@ FIGURES = {
         {name: reliability(PROBS, LABELS) for name in ("MAP", "VI, η = 1", "VI, η = 0.02")}
     ),
     "one reliability": lambda: report.reliability_diagrams({"MAP": reliability(PROBS, LABELS)}),
+    "seven reliabilities": lambda: report.reliability_diagrams(
+        {name: reliability(PROBS, LABELS) for name in LONG_NAMES}, columns=3
+    ),
+    "retention": lambda: report.retention_curves(
+        {name: [retention(PROBS.argmax(1) == LABELS, -PROBS.max(1))] * 2 for name in LONG_NAMES}
+    ),
+    "risk": lambda: report.retention_curves(
+        {"VI": retention(PROBS.argmax(1) == LABELS, -PROBS.max(1))}, risk=True
+    ),
+    "shift": lambda: report.shift_curves(
+        {shift: {name: RNG.rand(2, 6) for name in LONG_NAMES} for shift in "abcde"}, "accuracy"
+    ),
+    "intervals": lambda: report.interval_calibration(
+        {name: (RNG.randn(99), 0.5 + RNG.rand(99)) for name in LONG_NAMES}
+    ),
+    "scatter": lambda: report.predicted_against_true(
+        {name: (GRID + RNG.randn(50), 0.5 + RNG.rand(50)) for name in "abcde"}, GRID
+    ),
     "entropy": lambda: report.entropy_histograms(
         {name: (RNG.rand(100), RNG.rand(100) + 1) for name in ("MAP", "VI")},
         most=np.log(10),
@@ -68,6 +86,48 @@ def test_figures_leave_matplotlibs_settings_alone() -> None:
     before = dict(matplotlib.rcParams)
     FIGURES["curves"]()
     assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize(
+    ("figure", "columns"), [("seven reliabilities", 3), ("shift", 4), ("scatter", 4)]
+)
+def test_panels_wrap_into_rows(figure: str, columns: int) -> None:
+    drawn: Figure = FIGURES[figure]()
+    FigureCanvasAgg(drawn).draw()
+    lefts = {round(axes.get_position().x0, 2) for axes in drawn.axes}
+    assert len(lefts) == columns
+    assert drawn.get_figwidth() == pytest.approx(3.1 * columns)
+    assert drawn.get_figheight() > 2 * 2.5  # at least two rows
+
+
+def test_panels_take_no_more_room_than_they_need() -> None:
+    bins = {"MAP": reliability(PROBS, LABELS), "VI": reliability(PROBS, LABELS)}
+    assert report.reliability_diagrams(bins).get_figwidth() == pytest.approx(6.2)
+    with pytest.raises(DataError, match="columns must be a whole number"):
+        report.reliability_diagrams(bins, columns=0)
+
+
+def test_a_dollar_in_a_name_begins_no_formula(tmp_path: Path) -> None:
+    figure = report.reliability_diagrams({r"$\nothing{$": reliability(PROBS, LABELS)})
+    report.save(figure, tmp_path / "a.png")
+    shifts = report.shift_curves({"a $ b": {r"$\nothing{$": [0.1, 0.2]}}, "NLL")
+    report.save(shifts, tmp_path / "b.png")
+
+
+def test_retention_curves_are_means_between_zero_and_the_best() -> None:
+    curves = [retention([1, 1, 0, 1], [0.1, 0.2, 0.9, 0.4]), retention([1, 0, 1, 1], [4, 3, 2, 1])]
+    mean, best = report.retention_curves({"VI": curves}).axes[0].lines
+    np.testing.assert_allclose(mean.get_ydata(), (curves[0].accuracy + curves[1].accuracy) / 2)
+    np.testing.assert_allclose(best.get_ydata(), curves[0].oracle)
+    risk, _ = report.retention_curves({"VI": curves[0]}, risk=True).axes[0].lines
+    np.testing.assert_allclose(risk.get_ydata(), [np.nan, np.nan, np.nan, 0.25])
+
+
+def test_gaussian_errors_are_on_the_diagonal() -> None:
+    std = 0.5 + RNG.rand(20_000)
+    line = report.interval_calibration({"VI": (std * RNG.randn(20_000), std)}).axes[0].lines[1]
+    # the standard error of a share of 20,000 is at most 0.0036: four of them
+    np.testing.assert_allclose(line.get_ydata(), line.get_xdata(), atol=0.015)
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 1), (3, 3), (1, 4), (50, 80), (499, 500)])
