@@ -241,12 +241,32 @@ class ChainReport:
     "nll", "weights_median" and "predictions_median", and the worst as "weights_max" and
     "predictions_max" or "weights_min" and "predictions_min"; none with fewer than four draws of a
     chain. Weights of a network have many equivalent places, so chains that differ in them may well
-    agree in what they predict: predictions and NLL are what counts.
+    agree in what they predict: predictions and NLL are what counts. ``gradients`` are those that the
+    draws took, of all chains; None where a method does not count them.
     """
 
     nll: Tensor
     r_hat: dict[str, float] = field(default_factory=dict)
     ess: dict[str, float] = field(default_factory=dict)
+    gradients: int | None = None
+
+    @property
+    def ess_per_gradient(self) -> dict[str, float]:
+        """Effective draws for one gradient of all data, with the entries of ``ess``."""
+        return {name: size / self.gradients for name, size in self.ess.items()} \
+            if self.gradients else {}  # fmt: skip
+
+    @property
+    def converged(self) -> bool:
+        """Whether R̂ of the NLL and of every prediction is at most 1.05."""
+        return bool(self.r_hat) and not self.worst[1] > UNMIXED
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """What the chains agree on least among NLL and predictions, and its R̂."""
+        named = {"training NLL": "nll", "predictions": "predictions_max"}
+        ratios = {name: self.r_hat[key] for name, key in named.items() if key in self.r_hat}
+        return max(ratios.items(), key=lambda item: item[1])
 
 
 @final
@@ -268,13 +288,15 @@ def posterior_of(trace: Trace, positions: Tensor, target: Target, report: ChainR
     return posterior
 
 
-def report_on(trace: Trace, target: Target, data: Iterable[Batch]) -> ChainReport | None:
+def report_on(
+    trace: Trace, target: Target, data: Iterable[Batch], gradients: int | None = None
+) -> ChainReport | None:
     """R̂ and effective sizes of what was kept, None if nothing was."""
     if not trace.draws:
         return None
     nll = torch.stack(trace.nll, 1)
     if len(trace) < FEWEST_DRAWS:
-        return ChainReport(nll)
+        return ChainReport(nll, gradients=gradients)
     draws = torch.stack(trace.draws, 1)
     stride = -(-draws.shape[2] // MOST_WEIGHTS)
     quantities = {"weights": draws[:, :, ::stride]}
@@ -286,23 +308,31 @@ def report_on(trace: Trace, target: Target, data: Iterable[Batch]) -> ChainRepor
         ratios, counts = np.asarray(r_hat(values)), np.asarray(effective_sample_size(values))
         worst |= {f"{name}_max": float(ratios.max()), f"{name}_median": float(np.median(ratios))}
         sizes |= {f"{name}_min": float(counts.min()), f"{name}_median": float(np.median(counts))}
-    return ChainReport(nll, worst, sizes)
+    return ChainReport(nll, worst, sizes, gradients)
 
 
-def warn_of(report: ChainReport | None, warmup: float, remedy: str) -> None:
-    """Say so if there are no draws, or if the chains don't agree."""
+def warn_of(
+    report: ChainReport | None, warmup: float, remedy: str, predictions: bool = False
+) -> None:
+    """Say so if there are no draws, or if the chains don't agree.
+
+    ``predictions`` are looked at where chains are to be a reference; those of a large network by
+    minibatches hardly ever agree on each one.
+    """
     if report is None:
         warnings.warn(
             f"all of training was warm-up (warmup={warmup:g} epochs), so the posterior is the last "
             "weights of each chain. Call credo.fit with more epochs, or lower warmup.",
             stacklevel=6,
         )
-    elif report.r_hat and not report.r_hat["nll"] <= UNMIXED:
-        warnings.warn(
-            f"the chains disagree: R-hat of the training NLL is {report.r_hat['nll']:.3g} (below "
-            f"{UNMIXED} is wanted), so the draws are not yet of one distribution. {remedy}",
-            stacklevel=6,
-        )
+    elif report.r_hat:
+        name, ratio = report.worst if predictions else ("training NLL", report.r_hat["nll"])
+        if not ratio <= UNMIXED:
+            warnings.warn(
+                f"the chains disagree: R-hat of the {name} is {ratio:.3g} (at most {UNMIXED} is "
+                f"wanted), so the draws are not yet of one distribution. {remedy}",
+                stacklevel=6,
+            )
 
 
 @torch.no_grad()
