@@ -147,6 +147,7 @@ def test_hmc_draws_the_tempered_posterior(temperature: float) -> None:
     assert worst_z(draws_of(posterior, 24), other_mean, other) > 8
 
 
+@pytest.mark.filterwarnings("ignore:the chains disagree")  # 160 dependent draws of each
 def test_mala_draws_it_too() -> None:
     data, mean, covariance = regression(0.5)
     method = MALA(temperature=0.5, chains=40, warmup=100)

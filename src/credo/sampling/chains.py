@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import final
@@ -39,6 +39,7 @@ from credo.noise import GeneratorNoise
 from credo.posterior.posterior import Posterior
 from credo.posterior.predictive import Predictive
 from credo.sampling.hamiltonian import Point
+from credo.sampling.traced import Recorder
 from credo.temperature import Balanced, Temperature, temperature_at
 from credo.types import Batch, FlatDistribution, Inputs, Json, Vector
 
@@ -64,7 +65,8 @@ class Target:
     """The tempered posterior of a model's random weights, as a potential of several chains.
 
     Small networks run all chains at once, by vmap; others, and those that vmap can't run, one chain
-    after the other. ``together`` is None until the first evaluation has found out.
+    after the other. ``together`` is None until the first evaluation has found out. With ``record``
+    what runs at once is recorded and replayed; see `credo.sampling.traced`.
     """
 
     model: Model
@@ -74,9 +76,14 @@ class Target:
     num_data: int
     temperature: float
     together: bool | None = None
+    record: bool = False
+    recorder: Recorder | None = None
 
     @classmethod
-    def of(cls, model: Model, num_data: int, temperature: Temperature, method: str) -> Target:
+    def of(
+        cls, model: Model, num_data: int, temperature: Temperature, method: str,
+        record: bool = False,
+    ) -> Target:  # fmt: skip
         """The posterior that ``method`` is to sample, or why it can't."""
         if callable(temperature) and not isinstance(temperature, Balanced):
             raise UnsupportedError(
@@ -93,7 +100,8 @@ class Target:
         positive(f"the temperature of {method}", value)
         flat = model.bind()
         flat.forget_gradients()
-        return cls(model, flat, model.random, model.prior_over_weights(), num_data, value)
+        prior = model.prior_over_weights()
+        return cls(model, flat, model.random, prior, num_data, value, record=record)
 
     def at(self, weights: Tensor, batch: Batch) -> Point:
         """NLL, U and ∇U at (chains, P); a minibatch stands for all data."""
@@ -142,28 +150,43 @@ class Target:
         return True
 
     def _slope_together(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        function, data = self._mean_nll(batch)
+        weights = weights.detach()
+        first = self.recorder is None
+        if self.record and not first and self.recorder is not None:
+            found = self.recorder(weights, data)
+            if found is not None:
+                return found
+        leaves = weights.requires_grad_()
+        values = vmap(function, in_dims=(0, *(None for _ in data)))(leaves, *data)
+        (gradient,) = torch.autograd.grad(values.sum(), leaves)
+        found = values.detach(), gradient
+        if self.record and first and weights.device.type == "cpu":
+            self.recorder = Recorder(function)
+            found = self.recorder(weights.detach(), data, check=found) or found
+        return found
+
+    def _mean_nll(self, batch: Batch) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """The mean NLL as a function of weights and data tensors, and the tensors of this batch."""
         inputs, targets = batch
         places, net = self.random.slices(), self.model.net
-        args: tuple[Tensor, ...] = ()
-        named: dict[str, Tensor] = {}
+        keys = tuple(inputs) if isinstance(inputs, Mapping) else None
         if isinstance(inputs, Tensor):
-            args = (inputs,)
-        elif isinstance(inputs, Mapping):
-            named = dict(inputs)
+            tensors: tuple[Tensor, ...] = (inputs,)
         else:
-            args = tuple(inputs)
+            tensors = tuple(inputs.values()) if isinstance(inputs, Mapping) else tuple(inputs)
 
-        def mean_nll(vector: Vector) -> Tensor:
+        def mean_nll(vector: Vector, *data: Tensor) -> Tensor:
+            *given, wanted = data
             parameters = {
                 s.name: vector[places[s.name]].view(s.shape) for s in self.random.segments
             }
+            args, named = (tuple(given), {}) if keys is None else \
+                ((), dict(zip(keys, given, strict=True)))  # fmt: skip
             outputs = functional_call(net, parameters, args, named)
-            return self.model.likelihood.mean_nll(outputs, targets)
+            return self.model.likelihood.mean_nll(outputs, wanted)
 
-        leaves = weights.detach().requires_grad_()
-        values = vmap(mean_nll)(leaves)
-        (gradient,) = torch.autograd.grad(values.sum(), leaves)
-        return values.detach(), gradient
+        return mean_nll, (*tensors, targets)
 
     def _slope_in_turn(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         parameters = [self.flat.parameter_at[s.start] for s in self.random.segments]

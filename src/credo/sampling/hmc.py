@@ -82,6 +82,9 @@ from credo.types import Batch
 CHECK_EVERY = 50
 """R̂ and effective size go into the record once in so many draws: they sort all of them."""
 
+WORTH_RECORDING = 50
+"""Warm-ups from which on recording the network's operations, which takes seconds, is worth it."""
+
 FEW_CUT = 0.05
 """The share of trajectories that may end before they turn without anybody being told."""
 
@@ -154,7 +157,8 @@ class HMC(TemperedMethod[HMCState]):
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> HMCState:
         """The chains around the network's current weights."""
-        target = Target.of(model, num_data, self.temperature, "HMC")
+        record = self.warmup >= WORTH_RECORDING
+        target = Target.of(model, num_data, self.temperature, "HMC", record)
         noise = GeneratorNoise(int(torch.randint(2**62, (), generator=generator)))
         positions = target.starts(self.chains, self.spread, noise)
         zeros = torch.zeros(self.chains, dtype=torch.float64, device=positions.device)
