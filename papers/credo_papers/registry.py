@@ -45,6 +45,7 @@ from credo_papers import (
     rate_disagreement,
     rate_landscape,
     rate_ratio,
+    reference_audit,
     resnet20,
     riskier_fit,
     segmentation,
@@ -111,6 +112,7 @@ _MODULES = (
     continual_memory,
     active_learning,
     important_examples,
+    reference_audit,
 )
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {m.EXPERIMENT.id: m.EXPERIMENT for m in _MODULES}

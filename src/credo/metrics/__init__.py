@@ -13,6 +13,7 @@ distribution, the mean over posterior samples of the softmax and not the softmax
 
 from __future__ import annotations
 
+from credo.metrics.agreement import agreement, total_variation, w2
 from credo.metrics.calibration import (
     Reliability,
     adaptive_ece,
@@ -49,6 +50,7 @@ __all__ = [
     "accuracy",
     "accuracy_vs_confidence",
     "adaptive_ece",
+    "agreement",
     "aupr",
     "auroc",
     "average_accuracy",
@@ -72,4 +74,6 @@ __all__ = [
     "reliability",
     "retention",
     "rmse",
+    "total_variation",
+    "w2",
 ]

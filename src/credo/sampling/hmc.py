@@ -94,7 +94,7 @@ FEW_CUT = 0.05
 class HMCState(State):
     """Where the chains are, their steps and masses, and what was kept.
 
-    ``point`` has weights, energies and gradients there, NaN before the first update. ``accepted``
+    ``point`` has weights, energies and gradients there, the latter from the first update on. ``accepted``
     sums acceptance probabilities since warm-up; ``gradients`` counts those of all chains since then,
     ``divergences`` and ``cut`` trajectories. ``mixing`` is R̂ and effective size of the NLL, once
     there are enough draws.
@@ -162,12 +162,11 @@ class HMC(TemperedMethod[HMCState]):
         noise = GeneratorNoise(int(torch.randint(2**62, (), generator=generator)))
         positions = target.starts(self.chains, self.spread, noise)
         zeros = torch.zeros(self.chains, dtype=torch.float64, device=positions.device)
-        unknown = torch.full_like(zeros, math.nan)
         variance = torch.as_tensor(target.prior.scale).to(positions).square()
         return HMCState(
             target=target,
             noise=noise,
-            point=Point(positions, unknown.clone(), unknown, torch.full_like(positions, math.nan)),
+            point=Point(positions, zeros.clone(), zeros.clone(), torch.zeros_like(positions)),
             inverse_mass=variance.expand_as(positions).clone(),
             steps=DualAveraging.starting_at(torch.ones_like(zeros)),
             moments=Moments.of_nothing(positions),
@@ -254,7 +253,7 @@ class HMC(TemperedMethod[HMCState]):
         """Where the chains go, and how they came there."""
         potential: Potential = partial(state.target.at, batch=batch)
         clock, start = state.clock, state.point
-        if bool(start.energy.isnan().all()):
+        if not clock.step:
             start = potential(start.weights)
             state.target.refuse_nonfinite(start, clock)
         momentum = self._momentum(state)
