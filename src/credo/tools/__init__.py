@@ -1,6 +1,7 @@
 """Helpers around training: choosing what a method can't know by itself."""
 
 from credo.tools.diagnosis import Diagnosis, diagnose
+from credo.tools.distil import distil
 from credo.tools.rate_range import RateRange, lr_range_test
 from credo.tools.robust_region import RobustRegion, robust_region
 from credo.tools.robust_sgd import RobustRates, robust_rates
@@ -14,6 +15,7 @@ __all__ = [
     "RobustRates",
     "RobustRegion",
     "diagnose",
+    "distil",
     "extreme_eigenvalues",
     "lr_range_test",
     "robust_rates",
