@@ -2,9 +2,9 @@ r"""Ours: how far from the posterior are the predictions of the methods that app
 
 Three problems small enough for Hamiltonian Monte Carlo to give the answer: regression by a 2-8-1
 network with tanh, two moons by a 2-8-2 one, and scikit-learn's table of 178 wines, 13 numbers and
-three kinds, by a 13-8-3 one. Priors are N(0, 1), the noise of the regression is known. The reference
-are the draws of chains that have met: R̂ of the training NLL and of every compared prediction is
-part of the result.
+three kinds, by a 13-8-3 one. Priors are N(0, 1), the noise of the regression is known. The
+reference are the draws of chains that have met: R̂ of the training NLL and of every compared
+prediction is part of the result.
 
 Distances are taken at inputs held out from training, on the toys also at a grid that reaches beyond
 the data:
@@ -19,10 +19,10 @@ reference, averaged over the three problems; below 1 it is nearer.
 
 The rules were written before any run of three seeds, each tested over seeds with 95 % confidence:
 
-1. ``vi``, ``ivon``, ``laplace_full``, ``ensemble``, ``sgld`` and ``sghmc`` are nearer to the posterior
-   than MAP: one minus their ``map_ratio`` is positive.
-2. Markov chains by minibatches are nearer than every other method: the best ``map_ratio`` of the others
-   minus that of the better of ``sgld`` and ``sghmc`` is positive.
+1. ``vi``, ``ivon``, ``laplace_full``, ``ensemble``, ``sgld`` and ``sghmc`` are nearer to the
+   posterior than MAP: one minus their ``map_ratio`` is positive.
+2. Markov chains by minibatches are nearer than every other method: the best ``map_ratio`` of the
+   others minus that of the better of ``sgld`` and ``sghmc`` is positive.
 
 Inconclusive if a reference has R̂ above 1.05, or if rule 1's methods are below the floor.
 """
@@ -144,7 +144,7 @@ def check(results: list[Json]) -> Verdict:
 
 
 def figures(results: list[Json], folder: Path) -> list[Path]:
-    """Every method's distance on every problem, each seed a point, and the reference's own error."""
+    """Every method's distance on every problem, each seed a point; the reference's own error."""
     with house_style():
         figure = blank_figure(11, 4.2)
         for axes, (name, title) in zip(
@@ -255,8 +255,8 @@ EXPERIMENT = Experiment(
     id="004-reference-audit",
     paper="004",
     claim="Ours: measured against converged Hamiltonian Monte Carlo on two toys and a small table, "
-    "VI, IVON, linearised Laplace, ensembles and Markov chains by minibatches all predict nearer to "
-    "the posterior than MAP does, and the chains are nearest.",
+    "VI, IVON, linearised Laplace, ensembles and Markov chains by minibatches all predict nearer "
+    "to the posterior than MAP does, and the chains are nearest.",
     theorem=False,
     ours=True,
     minutes=3,

@@ -3,16 +3,17 @@
     python -m pip install numpyro
     python tests/reference/make_nuts_reference.py tests/data/nuts_reference.json
 
-Not run by the tests: it needs NumPyro and some minutes. What it writes are the data of both problems
-and, of the network's output at some inputs, mean, standard deviation and quantiles under the
-posterior, each with its Monte Carlo standard error; and what a gradient was worth to the sampler.
+Not run by the tests: it needs NumPyro and some minutes. What it writes are the data of both
+problems and, of the network's output at some inputs, mean, standard deviation and quantiles under
+the posterior, each with its Monte Carlo standard error; and what a gradient was worth to the
+sampler.
 
 * ``network``: regression by a 2-8-1 network with tanh, 33 weights with priors N(0, 1), noise 0.5.
 * ``logistic``: three weights and a bias with priors N(0, 2²), labels 0 and 1.
 
-The standard error of a mean is sd/√ESS; of a standard deviation it is that of the mean of the squared
-deviation over 2·sd; of a quantile it is √(p(1 − p)/ESS) over the density, by the distance between
-neighbouring quantiles, with ESS that of the indicator. ESS is `numpyro.diagnostics`'s.
+The standard error of a mean is sd/√ESS; of a standard deviation it is that of the mean of the
+squared deviation over 2·sd; of a quantile it is √(p(1 − p)/ESS) over the density, by the distance
+between neighbouring quantiles, with ESS that of the indicator. ESS is `numpyro.diagnostics`'s.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ def worst_z(drawn: np.ndarray, name: str) -> float:
     squares = (drawn - mean) ** 2
     found = [
         (mean - reference["mean"]) / np.hypot(error_of_mean(drawn), reference["mean_error"]),
-        (sd - reference["sd"])
-        / np.hypot(error_of_mean(squares) / (2 * sd), reference["sd_error"]),
+        (sd - reference["sd"]) / np.hypot(error_of_mean(squares) / (2 * sd), reference["sd_error"]),
     ]
     # The share of our draws below the reference's quantile, which is a mean of zeros and ones.
     for level, at, error in zip(
@@ -70,9 +69,7 @@ def worst_z(drawn: np.ndarray, name: str) -> float:
         density = ((drawn < at + 0.1 * sd).mean((0, 1)) - (drawn < at - 0.1 * sd).mean((0, 1))) / (
             0.2 * sd
         )
-        found.append(
-            (below.mean((0, 1)) - level) / np.hypot(error_of_mean(below), density * error)
-        )
+        found.append((below.mean((0, 1)) - level) / np.hypot(error_of_mean(below), density * error))
     return float(np.abs(np.stack(found)).max())
 
 
@@ -87,7 +84,7 @@ def test_hmc_draws_numpyros_posterior_of_a_logistic_model() -> None:
 
 
 def test_sgld_at_a_small_rate_draws_it_too() -> None:
-    """No step is refused, so there is a bias of the order of the step: some 6 % in the narrowest direction."""
+    """No step is refused, so there is a bias: some 6 % in the narrowest direction."""
     method = credo.SGLD(lr=0.5, precondition=False, chains=40, warmup=150, thin=5, spread=0.2)
     drawn, reference = outputs("logistic", method, 1000), stored("logistic")
     assert np.abs((drawn.mean((0, 1)) - reference["mean"]) / reference["sd"]).max() < 0.1

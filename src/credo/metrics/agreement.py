@@ -54,9 +54,10 @@ def w2(samples: Values, reference_samples: Values) -> float:
     """Wasserstein-2 distance of the predictive marginals, averaged over inputs and outputs.
 
     In one dimension the optimal plan joins equal quantiles, so that sorted draws are enough: of S
-    draws each the distance is (mean_s (x_(s) − x'_(s))²)^½, and unequal numbers of draws are compared
-    as the step functions that their quantiles are. In the units of the targets. Two sets of S draws
-    of one distribution are apart by some σ/√S: compare with what two halves of the reference have.
+    draws each the distance is (mean_s (x_(s) − x'_(s))²)^½, and unequal numbers of draws are
+    compared as the step functions that their quantiles are. In the units of the targets. Two sets
+    of S draws of one distribution are apart by some σ/√S: compare with what two halves of the
+    reference have.
 
     Args:
         samples: Draws of the predictive, draws first: (S, B) or (S, B, …).

@@ -1,4 +1,5 @@
-r"""One network in place of a posterior: probabilities and what the posterior is unsure of, in one pass.
+r"""One network in place of a posterior: probabilities and what the posterior is unsure of, in one
+pass.
 
 The outputs of a distilled network are the parameters of a distribution over predictions:
 
@@ -52,13 +53,13 @@ from credo.types import Inputs, Json, Likelihood
 class DistilledPredictive(Predictive):
     """What a distilled network predicts: no samples, but both parts of the uncertainty.
 
-    It has what a `Predictive` of the likelihood's kind has, without ``outputs`` and ``sample_probs``.
-    Of regression the predictive is taken as normal.
+    It has what a `Predictive` of the likelihood's kind has, without ``outputs`` and
+    ``sample_probs``. Of regression the predictive is taken as normal.
 
     >>> z = torch.log(torch.tensor([[2.0, 2.0], [200.0, 200.0]]))
     >>> pred = DistilledPredictive(z, Categorical())
-    >>> pred.probs[0], pred.mutual_information        # the second is as uncertain, but not undecided
-    (tensor([0.5000, 0.5000]), tensor([0.1098, 0.0012]))
+    >>> pred.probs[0], pred.mutual_information        # the second is as uncertain, but not
+    undecided (tensor([0.5000, 0.5000]), tensor([0.1098, 0.0012]))
 
     Args:
         parameters: The network's outputs, (B, …), as the table above reads them.
@@ -144,7 +145,9 @@ class DistilledPredictive(Predictive):
     def _display(self) -> Display:
         kind, shape = self.likelihood.kind, tuple(self._moments.centre.shape)
         offers = "probs, mutual_information" if kind == "classification" else "mean, epistemic_std"
-        return Display(f"{type(self).__name__}: {kind} in one pass, shape={shape}", f"pred.{offers}")
+        return Display(
+            f"{type(self).__name__}: {kind} in one pass, shape={shape}", f"pred.{offers}"
+        )
 
     def _refuse(self, name: str) -> Never:
         raise PredictiveError(
@@ -168,8 +171,8 @@ def within_dirichlet(z: Tensor) -> Tensor:
 class DistilledPosterior(Posterior):
     """A network whose outputs are the parameters of a distribution over predictions.
 
-    `credo.tools.distil` makes it; ``save`` and `credo.load` keep it like any posterior. ``mean`` are
-    its weights, and ``predict`` runs it once.
+    `credo.tools.distil` makes it; ``save`` and `credo.load` keep it like any posterior. ``mean``
+    are its weights, and ``predict`` runs it once.
 
     Args: as `Posterior`.
     """
@@ -221,8 +224,8 @@ class DistilledPosterior(Posterior):
         """
         if at == "linearised" or link is not None:
             raise UnsupportedError(
-                "a distilled network has no distribution of weights to make linear: predict(x) gives "
-                "both parts of the uncertainty in one pass"
+                "a distilled network has no distribution of weights to make linear: predict(x) "
+                "gives both parts of the uncertainty in one pass"
             )
         with self.on_copy() as (model, flat), torch.no_grad():
             batches = (inputs_alone(b) for b in x) if is_loader(x) else (as_inputs(x),)
@@ -268,4 +271,3 @@ def widened(net: nn.Module, path: str, outputs: int) -> nn.Module:
     parent, _, name = path.rpartition(".")
     setattr(copied.get_submodule(parent), name, wide)
     return copied
-

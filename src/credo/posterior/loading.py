@@ -117,15 +117,16 @@ def _posterior(
 
 
 def _head_of(path: Path, meta: Json, net: nn.Module) -> tuple[str | None, int]:
-    """The layer that a distilled network has more outputs in, and how many; None if there is none."""
+    """The layer that a distilled network has more outputs in, and how many; None if none is."""
     head, outputs = meta.get("head"), meta.get("outputs", 0)
     if meta.get("kind") != "distilled" or head is None:
         return None, 0
     layer = dict(net.named_modules()).get(head) if isinstance(head, str) else None
     if not isinstance(layer, nn.Linear) or not isinstance(outputs, int) or not 0 < outputs < 2**20:
         raise FileFormatError(
-            f"{path} is distilled from another network: it widens the nn.Linear {head!r} to {outputs} "
-            "outputs, which is not in this one. Build the network the posterior was fitted to."
+            f"{path} is distilled from another network: it widens the nn.Linear {head!r} to "
+            f"{outputs} outputs, which is not in this one. Build the network the posterior was "
+            "fitted to."
         )
     return head, outputs
 

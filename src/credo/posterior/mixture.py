@@ -125,7 +125,7 @@ class MixturePosterior(Posterior):
 
     @property
     def points(self) -> int | None:
-        """As many of each member as the one with the fewest has; None where some can't be counted."""
+        """As many of each member as the one with the fewest has; None if one can't be counted."""
         each = [member.points for member in self.members]
         return None if None in each else len(each) * min(number or 1 for number in each)
 

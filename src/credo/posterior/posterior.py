@@ -136,7 +136,8 @@ class Posterior(Displayed):
                 loader whose batches are inputs alone or (inputs, targets).
             samples: How many draws of the weights (of the outputs, where it is linearised). By
                 default 64; of a bag, such as chains leave, all, as long as their outputs take at
-                most 1 GiB (``keep_samples=False`` has no such bound). A bag never has more than all.
+                most 1 GiB (``keep_samples=False`` has no such bound). A bag never has more than
+                all.
             batch_size: Inputs that pass at once; memory is that of one batch plus the result.
             generator: Where the seed of the draws comes from. Without it the same weights are
                 drawn every time, so predictions are repeatable.
@@ -294,7 +295,11 @@ class Posterior(Displayed):
             'pred = posterior.predict(x); posterior.save("p.safetensors")',
             rows=[
                 ("distribution", family, f"over {self.q.size:,} weights of {net}"),
-                *([("samples", f"{self.points:,}", "all that predict can draw")] if self.points else []),
+                *(
+                    [("samples", f"{self.points:,}", "all that predict can draw")]
+                    if self.points
+                    else []
+                ),
                 ("points", f"{self.point.numel():,}", "other weights, without a distribution"),
                 ("likelihood", likelihood, "how targets follow from outputs"),
                 ("prior", type(model.prior).__name__, "what was believed of the weights"),

@@ -264,8 +264,8 @@ class ChainReport:
     "nll", "weights_median" and "predictions_median", and the worst as "weights_max" and
     "predictions_max" or "weights_min" and "predictions_min"; none with fewer than four draws of a
     chain. Weights of a network have many equivalent places, so chains that differ in them may well
-    agree in what they predict: predictions and NLL are what counts. ``gradients`` are those that the
-    draws took, of all chains; None where a method does not count them.
+    agree in what they predict: predictions and NLL are what counts. ``gradients`` are those that
+    the draws took, of all chains; None where a method does not count them.
     """
 
     nll: Tensor

@@ -14,15 +14,16 @@ L      ``leapfrog``       None: until the trajectory would turn back (`credo.sam
 One epoch is one transition of every chain: draw momenta, follow the dynamics of U, go to a point of
 the trajectory. By default that is the No-U-Turn sampler, which finds the length of every trajectory
 by itself; with ``leapfrog`` it is a random number of steps between L/2 and 3L/2 (a fixed one may
-resonate), whose end is accepted with probability min(1, e^{−ΔH}). Each gradient takes all data, which
-`credo.fit` hands over whole, whatever its ``batch_size``. Small networks run all chains at once: there
-8 or 16 chains cost little more than 4.
+resonate), whose end is accepted with probability min(1, e^{−ΔH}). Each gradient takes all data,
+which `credo.fit` hands over whole, whatever its ``batch_size``. Small networks run all chains at
+once: there 8 or 16 chains cost little more than 4.
 
-During ``warmup`` epochs each chain adapts its step size by dual averaging, and all chains their masses
-to the variances of the weights (``mass="adapted"``, see `credo.sampling.masses`; "prior" leaves them
-at the prior's). Afterwards nothing changes, so that the chain has the posterior as its stationary law;
-in float32 up to the rounding of U, which cold posteriors of much data notice: use ``net.double()``.
-Warm-up is a number and no share of the run, so that a run may be resumed or lengthened.
+During ``warmup`` epochs each chain adapts its step size by dual averaging, and all chains their
+masses to the variances of the weights (``mass="adapted"``, see `credo.sampling.masses`; "prior"
+leaves them at the prior's). Afterwards nothing changes, so that the chain has the posterior as its
+stationary law; in float32 up to the rounding of U, which cold posteriors of much data notice: use
+``net.double()``. Warm-up is a number and no share of the run, so that a run may be resumed or
+lengthened.
 
 ``posterior.chains`` says whether to trust the draws (R̂, effective sample sizes, also per gradient);
 `credo.fit` warns where chains disagree, trajectories diverged or had to be cut short, and says what
@@ -39,8 +40,9 @@ transitions, R̂ and the effective sample size of the training NLL.
     >>> posterior.chains.r_hat["nll"] < 1.05
     True
 
-References: Neal 2011; Hoffman & Gelman 2014 (the No-U-Turn sampler, the step size); Betancourt 2017;
-Izmailov et al. 2021; Huix et al. 2022, who name HMC as what variational inference is to replace.
+References: Neal 2011; Hoffman & Gelman 2014 (the No-U-Turn sampler, the step size); Betancourt
+2017; Izmailov et al. 2021; Huix et al. 2022, who name HMC as what variational inference is to
+replace.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ from torch import Generator, Tensor
 from credo.checks import Count, Index, NotNegative, Probability, checked
 from credo.errors import DataError
 from credo.method import Info, State, TemperedMethod
+from credo.metrics import effective_sample_size, r_hat
+from credo.metrics.chains import FEWEST_DRAWS
 from credo.model import Model
 from credo.noise import GeneratorNoise, key_to_seed
 from credo.packing import STORED
 from credo.posterior.posterior import Posterior
-from credo.metrics import effective_sample_size, r_hat
-from credo.metrics.chains import FEWEST_DRAWS
 from credo.sampling.chains import ChainReport, Target, Trace, posterior_of, report_on, warn_of
 from credo.sampling.hamiltonian import (
     DIVERGENT,
@@ -94,10 +96,10 @@ FEW_CUT = 0.05
 class HMCState(State):
     """Where the chains are, their steps and masses, and what was kept.
 
-    ``point`` has weights, energies and gradients there, the latter from the first update on. ``accepted``
-    sums acceptance probabilities since warm-up; ``gradients`` counts those of all chains since then,
-    ``divergences`` and ``cut`` trajectories. ``mixing`` is R̂ and effective size of the NLL, once
-    there are enough draws.
+    ``point`` has weights, energies and gradients there, the latter from the first update on.
+    ``accepted`` sums acceptance probabilities since warm-up; ``gradients`` counts those of all
+    chains since then, ``divergences`` and ``cut`` trajectories. ``mixing`` is R̂ and effective size
+    of the NLL, once there are enough draws.
     """
 
     target: Target
@@ -222,8 +224,8 @@ class HMC(TemperedMethod[HMCState]):
         if state.cut and state.cut > FEW_CUT * trajectories:
             warnings.warn(
                 f"{state.cut} of {trajectories} trajectories were cut after "
-                f"{2**self.max_depth - 1:,} steps, before they would turn back: the draws are right "
-                "but depend on each other. Raise max_depth or warmup.",
+                f"{2**self.max_depth - 1:,} steps, before they would turn back: the draws are "
+                "right but depend on each other. Raise max_depth or warmup.",
                 stacklevel=5,
             )
         return state
@@ -233,7 +235,7 @@ class HMC(TemperedMethod[HMCState]):
         return posterior_of(state.trace, state.positions, state.target, state.report)
 
     def summary(self, state: HMCState, nll: float = math.nan) -> dict[str, Any]:
-        """Temperature, step sizes and, after warm-up, acceptance, divergences, R̂, effective size."""
+        """Temperature, step sizes and, after warm-up, acceptance, divergences, R̂ and its like."""
         record: dict[str, Any] = {
             "temperature": state.target.temperature,
             "step_size": self._step_sizes(state).tolist(),

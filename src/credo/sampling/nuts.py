@@ -6,9 +6,9 @@ says, for j = 0, 1, …. It ends when its ends move towards each other,
     v⊙p₋ · ρ̄ ≤ 0   or   v⊙p₊ · ρ̄ ≤ 0,      ρ̄ = Σ_i p_i − ½(p₋ + p₊)
 
 with p₋, p₊ the momenta at its ends and the sum over all of its points; when a part of it that was
-itself made by doubling does, or one of the two halves of such a part together with the nearest point
-of the other (without which orbits whose period is near a power of two go round and round); or when
-it diverges. The part that was growing then is not used.
+itself made by doubling does, or one of the two halves of such a part together with the nearest
+point of the other (without which orbits whose period is near a power of two go round and round); or
+when it diverges. The part that was growing then is not used.
 The next weights are drawn from the points with probabilities ∝ e^{−H}: within a new part exactly,
 between it and what was there with a preference for the new, min(1, W_new/W_old), which leaves
 e^{−U} stationary and moves farther.
@@ -18,9 +18,10 @@ the checks within a part need 3·log₂ of its points in memory: a point with an
 with the one before it, until the last part that begins with it is complete.
 
 References: Hoffman & Gelman, "The No-U-Turn Sampler", JMLR 2014; Betancourt, "A conceptual
-introduction to Hamiltonian Monte Carlo", 2017 (arXiv:1701.02434; the sum, the draw); Stan's reference
-manual (the halves); Phan, Pradhan & Jankowiak, "Composable effects for flexible and accelerated
-probabilistic programming in NumPyro", 2019 (arXiv:1912.11554; the loop in place of a recursion).
+introduction to Hamiltonian Monte Carlo", 2017 (arXiv:1701.02434; the sum, the draw); Stan's
+reference manual (the halves); Phan, Pradhan & Jankowiak, "Composable effects for flexible and
+accelerated probabilistic programming in NumPyro", 2019 (arXiv:1912.11554; the loop in place of a
+recursion).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A function of weights and data recorded once as a list of tensor operations, then replayed.
 
-What a small network costs is calling it: modules, autograd and vmap together take some five times as
-long as the arithmetic (2-8-1 network, four chains: 1.8 ms and 0.3 ms). The recording has values and
-gradients in one list of operations without any of them. It holds for the shapes and the control flow
-of its first call, which is why only a method that sees the same data again and again may use it; its
-first result is compared with the function's own, and a function that can't be recorded is not.
+What a small network costs is calling it: modules, autograd and vmap together take some five times
+as long as the arithmetic (2-8-1 network, four chains: 1.8 ms and 0.3 ms). The recording has values
+and gradients in one list of operations without any of them. It holds for the shapes and the control
+flow of its first call, which is why only a method that sees the same data again and again may use
+it; its first result is compared with the function's own, and a function that can't be recorded is
+not.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Recorder:
                 graph.graph.eliminate_dead_code()
                 graph.recompile()
                 return torch.jit.trace(graph, (weights, *data), check_trace=False)
-        except Exception:  # what torch can't record it says in many ways; the function itself remains
+        except (
+            Exception
+        ):  # what torch can't record it says in many ways; the function itself remains
             self.refused = True
             return None
 

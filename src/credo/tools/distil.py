@@ -1,4 +1,5 @@
-r"""A posterior distilled into one network: its probabilities and its doubt at the price of one pass.
+r"""A posterior distilled into one network: its probabilities and its doubt at the price of one
+pass.
 
 The posterior (the teacher) predicts at inputs that need no labels: the data, and as many again that
 lie between two of them, where its samples differ most. A copy of its network (the student) learns
@@ -89,9 +90,9 @@ def distil(
             one network.
         data: Inputs, with or without targets beside them: what `credo.fit` or ``predict`` takes.
             Targets are not used; more inputs than were labelled do good.
-        student: The network to train; by default a copy of the posterior's, its last layer made wider
-            where it must be. It has C outputs for C classes, 2 for every output of `Bernoulli`, 3 for
-            every target of a regression.
+        student: The network to train; by default a copy of the posterior's, its last layer made
+            wider where it must be. It has C outputs for C classes, 2 for every output of `Bernoulli`, 3
+            for every target of a regression.
         samples: Draws of the posterior at each input, as its ``predict`` takes them.
         mixed: For each input so many more are made, each at a random place between two inputs. They
             must be floating-point numbers; of others (tokens) none are made.
@@ -104,8 +105,8 @@ def distil(
         progress: Whether to show progress.
 
     Raises:
-        UnsupportedError: There is nothing to distil (one network), nothing that can be (a bare loss),
-            or no layer that can be widened.
+        UnsupportedError: There is nothing to distil (one network), nothing that can be (a bare
+            loss), or no layer that can be widened.
         DataError: The student's outputs are of another shape.
     """
     likelihood = _likelihood_of(posterior)
@@ -117,12 +118,14 @@ def distil(
     with torch.no_grad():
         model.net.eval()
         given = model.outputs(input_rows(inputs, slice(2)))
-    wanted = targets.shape[1:] if not isinstance(likelihood, Categorical) else teacher.probs.shape[1:]
+    wanted = (
+        targets.shape[1:] if not isinstance(likelihood, Categorical) else teacher.probs.shape[1:]
+    )
     if given.shape[1:] != wanted:
         raise DataError(
-            f"the student's outputs have shape (B, {', '.join(map(str, given.shape[1:]))}), but must "
-            f"have (B, {', '.join(map(str, wanted))}): one for each class, two for each output of "
-            "Bernoulli, three for each target of a regression"
+            f"the student's outputs have shape (B, {', '.join(map(str, given.shape[1:]))}), but "
+            f"must have (B, {', '.join(map(str, wanted))}): one for each class, two for each "
+            "output of Bernoulli, three for each target of a regression"
         )
     trained = fit(
         model, MLE(lr=lr), (inputs, targets), epochs=epochs, batch_size=batch_size, seed=seed,
@@ -158,21 +161,16 @@ def precision_of(probs: Tensor, mutual_information: Tensor) -> Tensor:
 
 
 def _likelihood_of(posterior: Posterior) -> Likelihood:
-    if not isinstance(posterior, Posterior):
-        raise DataError(
-            f"distil takes a posterior, not a {type(posterior).__name__}: load a saved one first, "
-            "credo.load(path, net)"
-        )
     if posterior.points == 1:
         raise UnsupportedError(
-            "this posterior is one network: it has no uncertainty over weights to distil, and predicts "
-            "in one pass already. Give an ensemble, a Gaussian or a sampler's posterior"
+            "this posterior is one network: it has no uncertainty over weights to distil, and "
+            "predicts in one pass already. Give an ensemble, a Gaussian or a sampler's posterior"
         )
     likelihood = posterior.model.likelihood
     if not isinstance(likelihood, Categorical | Bernoulli | Regression):
         raise UnsupportedError(
-            f"the likelihood {type(likelihood).__name__} gives no probabilities and no noise, so there "
-            "is no predictive distribution to distil: use Categorical, Bernoulli or Gaussian"
+            f"the likelihood {type(likelihood).__name__} gives no probabilities and no noise, so "
+            "there is no predictive distribution to distil: use Categorical, Bernoulli or Gaussian"
         )
     return likelihood
 
@@ -264,9 +262,9 @@ def _student(
     layer = net.get_submodule(path)
     if not isinstance(layer, nn.Linear):
         raise UnsupportedError(
-            f"the network's last layer {path!r} is a {type(layer).__name__}, and only an nn.Linear can "
-            "be given the outputs that the uncertainty needs: pass student=, a network with 2 outputs "
-            "for every one of Bernoulli, 3 for every target of a regression"
+            f"the network's last layer {path!r} is a {type(layer).__name__}, and only an nn.Linear "
+            "can be given the outputs that the uncertainty needs: pass student=, a network with 2 "
+            "outputs for every one of Bernoulli, 3 for every target of a regression"
         )
     targets = _outputs_per_target(likelihood, layer.out_features)
     return widened(net, path, targets), path, targets

@@ -56,7 +56,7 @@ def test_w2_of_unequal_numbers_is_that_of_every_draw_repeated(sizes: tuple[int, 
 
 
 def test_w2_of_two_gaussians_is_the_formula() -> None:
-    """√((m − m')² + (s − s')²), by draws at equal quantiles: the tails that are cut off are small."""
+    """√((m − m')² + (s − s')²), by draws at equal quantiles: the tails cut off are small."""
     u = (np.arange(20_000) + 0.5) / 20_000
     ours, theirs = norm.ppf(u, 1.0, 2.0)[:, None], norm.ppf(u, -0.5, 0.7)[:, None]
     assert w2(ours, theirs) == pytest.approx(np.hypot(1.5, 1.3), rel=1e-3)
