@@ -78,7 +78,8 @@ METHODS: dict[str, Row] = {
     "Ensemble, MCDropout": Row(
         lambda: credo.Ensemble(credo.MCDropout(p=0.1, train=credo.MAP(lr=0.01)), members=2), False
     ),
-    "HMC": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2)),
+    "HMC": Row(lambda: credo.HMC(max_depth=2, warmup=1, chains=2)),
+    "HMC, fixed length": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2), False),
     "MALA": Row(lambda: credo.MALA(warmup=2, chains=3, spread=0.0)),
     "SGHMC": Row(lambda: credo.SGHMC(lr=0.005, warmup=1, thin=2, keep=5, chains=2)),
     "SGLD": Row(lambda: credo.SGLD(lr=0.02, warmup=1, thin=2, keep=5, chains=2)),
@@ -87,6 +88,7 @@ METHODS: dict[str, Row] = {
 WARNINGS = (
     "ignore:the chains disagree:UserWarning",
     "ignore:all of training was warm-up:UserWarning",
+    "ignore:.* trajectories were cut:UserWarning",
     "ignore:the network does not look trained:UserWarning",
 )
 """A handful of steps is no training and no sampling, and methods say so."""

@@ -54,7 +54,7 @@ class Recorder:
         if size > chains:
             weights = torch.cat([weights, weights[:1].expand(size - chains, -1)])
         key = (size, *((tuple(t.shape), t.dtype) for t in data))
-        with torch.no_grad(), torch.jit.optimized_execution(False):
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             if key not in self.recordings:
                 self.recordings[key] = self._record(weights, data)
             replay = self.recordings[key]

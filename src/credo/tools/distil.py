@@ -91,8 +91,8 @@ def distil(
         data: Inputs, with or without targets beside them: what `credo.fit` or ``predict`` takes.
             Targets are not used; more inputs than were labelled do good.
         student: The network to train; by default a copy of the posterior's, its last layer made
-            wider where it must be. It has C outputs for C classes, 2 for every output of `Bernoulli`, 3
-            for every target of a regression.
+            wider where it must be. It has C outputs for C classes, 2 for every output of
+            `Bernoulli`, 3 for every target of a regression.
         samples: Draws of the posterior at each input, as its ``predict`` takes them.
         mixed: For each input so many more are made, each at a random place between two inputs. They
             must be floating-point numbers; of others (tokens) none are made.
