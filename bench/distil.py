@@ -5,8 +5,8 @@
 
 Ensembles of five MLPs; ``credo.tools.distil`` at its defaults but for what the options say, on the
 training inputs without their labels. Printed for each seed and on average: test NLL, and the AUROC
-of telling foreign images (photographs for the digits, MNIST for Fashion-MNIST) from test images by the
-entropy and by the mutual information; time of a prediction relative to the ensemble's.
+of telling foreign images (photographs for the digits, MNIST for Fashion-MNIST) from test images by
+the entropy and by the mutual information; time of a prediction relative to the ensemble's.
 """
 
 from __future__ import annotations
