@@ -46,6 +46,7 @@ from credo_papers import (
     rate_disagreement,
     rate_landscape,
     rate_ratio,
+    reference_audit,
     referral,
     referral_human_doubt,
     resnet20,
@@ -121,6 +122,7 @@ _MODULES = (
     referral,
     referral_human_doubt,
     one_price,
+    reference_audit,
 )
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {m.EXPERIMENT.id: m.EXPERIMENT for m in _MODULES}

@@ -101,7 +101,8 @@ METHODS: dict[str, Row] = {
     "Ensemble, SWAG": Row(
         lambda: credo.Ensemble(credo.SWAG(train=credo.MAP(lr=0.01), start=0.25, draws=3), members=2)
     ),
-    "HMC": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2)),
+    "HMC": Row(lambda: credo.HMC(max_depth=2, warmup=1, chains=2)),
+    "HMC, fixed length": Row(lambda: credo.HMC(leapfrog=2, warmup=1, chains=2), False),
     "MALA": Row(lambda: credo.MALA(warmup=2, chains=3, spread=0.0)),
     "SGHMC": Row(lambda: credo.SGHMC(lr=0.005, warmup=1, thin=2, keep=5, chains=2)),
     "SGHMC, cycles": Row(lambda: credo.SGHMC(lr=0.005, thin=1, keep=6, chains=2, cycles=2), False),
@@ -115,6 +116,7 @@ METHODS: dict[str, Row] = {
 WARNINGS = (
     "ignore:the chains disagree:UserWarning",
     "ignore:all of training was warm-up:UserWarning",
+    "ignore:.* trajectories were cut:UserWarning",
     "ignore:the network does not look trained:UserWarning",
     "ignore:SWAG collected the weights of:UserWarning",
 )

@@ -29,6 +29,11 @@ class Family(ABC):
     is_continuous: ClassVar[bool] = True
     """Whether it has a density, so that its KL to a prior with a density is finite."""
 
+    @property
+    def points(self) -> int | None:
+        """How many points have all the mass; None where they can't be counted."""
+        return None
+
     if TYPE_CHECKING:
         # Either a field or a property of the concrete family. At run time a property here would
         # become the default value of the field.

@@ -41,6 +41,11 @@ class Delta(Atomic):
             raise DataError(f"mean must be a vector (P,), got shape {tuple(self.mean.shape)}")
 
     @property
+    def points(self) -> int:
+        """One."""
+        return 1
+
+    @property
     def variance(self) -> Vector:
         """Zero."""
         return torch.zeros_like(self.mean)

@@ -76,6 +76,11 @@ class Empirical(Atomic):
         return self.samples[index]
 
     @property
+    def points(self) -> int:
+        """S."""
+        return len(self)
+
+    @property
     def variance(self) -> Vector:
         """E(w − mean)² over the bag."""
         if self.weights is None:
@@ -96,7 +101,8 @@ class Empirical(Atomic):
         """Every sample once where they weigh the same and n reaches their number, n of them else.
 
         More draws of a bag tell nothing new, and drawing with replacement would count some twice.
-        Of weighted samples n are drawn with replacement.
+        Of weighted samples each comes ⌊n·mass⌋ or ⌈n·mass⌉ times, n in all (systematic resampling:
+        one uniform number shifts n equally spaced ones, and the masses below each are counted).
         """
         check_count(n)
         if self.weights is None and n >= len(self):
@@ -108,5 +114,8 @@ class Empirical(Atomic):
             for row in torch.randperm(len(self), generator=generator, device=device)[:n].tolist():
                 yield self.samples[row]
             return
-        for _ in range(n):
-            yield self.sample(1, generator)[0]
+        masses = (self.weights.double() / self.weights.double().sum()).cumsum(0)
+        shift = torch.rand((), generator=generator, dtype=torch.float64, device=masses.device)
+        marks = (torch.arange(n, dtype=torch.float64, device=masses.device) + shift) / n
+        for row in torch.searchsorted(masses, marks).clamp(max=len(self) - 1).tolist():
+            yield self.samples[row]

@@ -13,6 +13,7 @@ distribution, the mean over posterior samples of the softmax and not the softmax
 
 from __future__ import annotations
 
+from credo.metrics.agreement import agreement, total_variation, w2
 from credo.metrics.calibration import (
     Reliability,
     adaptive_ece,
@@ -60,6 +61,7 @@ __all__ = [
     "accuracy",
     "accuracy_vs_confidence",
     "adaptive_ece",
+    "agreement",
     "aupr",
     "auroc",
     "average_accuracy",
@@ -88,4 +90,6 @@ __all__ = [
     "reliability_of_confidence",
     "retention",
     "rmse",
+    "total_variation",
+    "w2",
 ]

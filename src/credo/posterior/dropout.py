@@ -23,7 +23,7 @@ from credo.network.batches import (
 from credo.network.dropout import drop
 from credo.noise import key_to_seed
 from credo.posterior.link import Link
-from credo.posterior.posterior import At, Posterior
+from credo.posterior.posterior import SAMPLES, At, Posterior
 from credo.posterior.predictive import Predictive
 from credo.types import Inputs, Json
 
@@ -44,6 +44,11 @@ class DropoutPosterior(Posterior):
     """The probability that `credo.MCDropout` set; None if the network's layers have their own."""
 
     @property
+    def points(self) -> None:
+        """Masks are not counted."""
+        return None
+
+    @property
     def mean(self) -> NoReturn:
         """Refused."""
         self._refuse("mean")
@@ -60,7 +65,7 @@ class DropoutPosterior(Posterior):
     def predict(
         self,
         x: Inputs | Any,
-        samples: int = 64,
+        samples: int | None = None,
         batch_size: int | None = None,
         generator: Generator | None = None,
         *,
@@ -74,7 +79,7 @@ class DropoutPosterior(Posterior):
 
         Args:
             x: As `Posterior.predict` takes them.
-            samples: How many masks.
+            samples: How many masks; 64 by default.
             batch_size: Inputs that pass at once; every batch has masks of its own.
             generator: Where the seed of the masks comes from; repeatable without it.
             at: "samples" draws masks; "mean" is the network without dropout.
@@ -86,6 +91,7 @@ class DropoutPosterior(Posterior):
             raise UnsupportedError(
                 'MC dropout has no Gaussian over weights to make linear: predict with at="samples"'
             )
+        samples = SAMPLES if samples is None else samples
         if at != "samples" or samples < 1:
             return super().predict(
                 x, samples, batch_size, generator, at=at, link=link, keep_samples=keep_samples

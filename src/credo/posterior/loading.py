@@ -14,6 +14,7 @@ from credo.families import FAMILIES, Delta, unpack
 from credo.model import Model
 from credo.network import segments_of
 from credo.network.dropout import with_dropout
+from credo.posterior.distilled import DistilledPosterior, widened
 from credo.posterior.dropout import DropoutPosterior
 from credo.posterior.mixture import merge
 from credo.posterior.posterior import Posterior
@@ -69,8 +70,11 @@ def _posterior(
     kind, q_meta, lik, prior_meta, random, fixed, draws = storage.require(
         path, meta, ("kind", "q", "likelihood", "prior", "random", "deterministic", "draws")
     )
-    if kind not in ("posterior", "dropout", "refreshed"):
+    if kind not in ("posterior", "dropout", "refreshed", "distilled"):
         raise FileFormatError(f"{path} holds a {kind}, not a posterior")
+    head, outputs = _head_of(path, meta, net)
+    if head is not None:
+        net = widened(net, head, outputs)
     names = [str(name) for name, _ in random]
     chosen = frozenset(names)
     here = {s.name: list(s.shape) for s in segments_of(net)}
@@ -108,7 +112,26 @@ def _posterior(
     posterior.predicts = meta.get("predicts", Posterior.predicts)
     if kind == "refreshed":
         return _refreshed(path, posterior, tensors)
+    if kind == "distilled":
+        if not isinstance(q, Delta):
+            raise FileFormatError(f"{path} is no distilled network: it is damaged")
+        return DistilledPosterior.of(posterior, model.likelihood, head, outputs)
     return _with_dropout(path, posterior, meta) if kind == "dropout" else posterior
+
+
+def _head_of(path: Path, meta: Json, net: nn.Module) -> tuple[str | None, int]:
+    """The layer that a distilled network has more outputs in, and how many; None if none is."""
+    head, outputs = meta.get("head"), meta.get("outputs", 0)
+    if meta.get("kind") != "distilled" or head is None:
+        return None, 0
+    layer = dict(net.named_modules()).get(head) if isinstance(head, str) else None
+    if not isinstance(layer, nn.Linear) or not isinstance(outputs, int) or not 0 < outputs < 2**20:
+        raise FileFormatError(
+            f"{path} is distilled from another network: it widens the nn.Linear {head!r} to "
+            f"{outputs} outputs, which is not in this one. Build the network the posterior was "
+            "fitted to."
+        )
+    return head, outputs
 
 
 def _refreshed(path: Path, posterior: Posterior, tensors: Mapping[str, Tensor]) -> Posterior:

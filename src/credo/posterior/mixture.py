@@ -75,7 +75,7 @@ class MixturePosterior(Posterior):
     def predict(
         self,
         x: Inputs | Any,
-        samples: int = 64,
+        samples: int | None = None,
         batch_size: int | None = None,
         generator: Generator | None = None,
         *,
@@ -87,8 +87,9 @@ class MixturePosterior(Posterior):
 
         Args:
             x: As `Posterior.predict` takes them.
-            samples: How many draws in all, rounded up so that every member has as many. A member
-                that is a point has one.
+            samples: How many draws in all, rounded up so that every member has as many; 64 by
+                default, and of members that are bags all within memory. A member that is a point
+                has one.
             batch_size: Inputs that pass at once.
             generator: Where the seeds of the members' draws come from; repeatable without it.
             at: "samples"; "mean", every member once at its own mean; "linearised", every member in
@@ -98,7 +99,7 @@ class MixturePosterior(Posterior):
         """
         if link == "probit":
             raise DataError('link="probit" is a formula for one Gaussian: use link="samples"')
-        if samples < 1:
+        if samples is not None and samples < 1:
             raise DataError(f"samples={samples} must be at least 1")
         at = at or self.predicts
         if at == "linearised":
@@ -107,6 +108,8 @@ class MixturePosterior(Posterior):
             k if generator is None else int(torch.randint(2**62, (), generator=generator))
             for k in range(len(self.members))
         ]
+        if samples is None:
+            samples = self.default_samples(x, keep_samples)
         each = -(-samples // len(self.members))
 
         once = at != "linearised" and keep_samples and all(map(_is_point, self.members))
@@ -132,6 +135,12 @@ class MixturePosterior(Posterior):
             raise DataError("the loader yields no batches: there is nothing to predict")
         return Predictive.concatenate(parts)
 
+    @property
+    def points(self) -> int | None:
+        """As many of each member as the one with the fewest has; None if one can't be counted."""
+        each = [member.points for member in self.members]
+        return None if None in each else len(each) * min(number or 1 for number in each)
+
     def _predict_points(self, x: Any, batch_size: int | None) -> Predictive:
         """Each member once, all on one copy of the network, which takes longer than a small one."""
         outputs = []
@@ -145,9 +154,8 @@ class MixturePosterior(Posterior):
                         buffer.copy_(member.buffers[name])
                 pieces = [model.outputs(part) for part in parts]
                 outputs.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        return Predictive.of_members(
-            torch.stack(outputs), [member.model.likelihood for member in self.members]
-        )
+        own = [member.model.likelihood for member in self.members]
+        return Predictive.of_members(torch.stack(outputs), own).out_of(len(own))
 
     @contextmanager
     def on_copy(self) -> Iterator[tuple[Model, FlatParams]]:

@@ -8,7 +8,8 @@ several threads may predict at once, and the network may be trained or run by ot
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,12 @@ from credo.network.batches import (
     BATCH_SIZE,
     as_inputs,
     chunks,
+    input_rows,
     inputs_alone,
     is_loader,
     like_weights,
     map_inputs,
+    number_of_examples,
 )
 from credo.network.replica import borrowed, private
 from credo.noise import Draws, NoiseSource, source
@@ -41,6 +44,12 @@ from credo.types import Inputs, Json, Vector
 
 At: TypeAlias = Literal["samples", "mean", "linearised"]
 WAYS: tuple[At, ...] = get_args(At)
+
+SAMPLES = 64
+"""Draws of the weights that a prediction takes unless it is told."""
+
+KEPT_BYTES = 2**30
+"""What the outputs of a bag's samples may take if nobody said how many of them to use."""
 
 
 class Posterior(Displayed):
@@ -110,7 +119,7 @@ class Posterior(Displayed):
     def predict(
         self,
         x: Inputs | Any,
-        samples: int = 64,
+        samples: int | None = None,
         batch_size: int | None = None,
         generator: Generator | None = None,
         *,
@@ -125,7 +134,10 @@ class Posterior(Displayed):
         Args:
             x: A tensor, an array, several of them or a mapping as the network takes them, or a
                 loader whose batches are inputs alone or (inputs, targets).
-            samples: How many draws of the weights (of the outputs, where it is linearised).
+            samples: How many draws of the weights (of the outputs, where it is linearised). By
+                default 64; of a bag, such as chains leave, all, as long as their outputs take at
+                most 1 GiB (``keep_samples=False`` has no such bound). A bag never has more than
+                all.
             batch_size: Inputs that pass at once; memory is that of one batch plus the result.
             generator: Where the seed of the draws comes from. Without it the same weights are
                 drawn every time, so predictions are repeatable.
@@ -147,7 +159,7 @@ class Posterior(Displayed):
         >>> posterior.predict(data[0], samples=16).outputs.shape
         torch.Size([16, 30, 3])
         """
-        if samples < 1:
+        if samples is not None and samples < 1:
             raise DataError(f"samples={samples} must be at least 1")
         at = at or self.predicts
         if at not in WAYS:
@@ -160,16 +172,60 @@ class Posterior(Displayed):
             if at == "linearised":
                 check_link(link, model.likelihood)
                 outputs = self._linearised(model, flat, x, batch_size)
-                return predictive(outputs, model.likelihood, link, samples, seed, keep_samples)
+                draws = samples or SAMPLES
+                return predictive(outputs, model.likelihood, link, draws, seed, keep_samples)
             drawn = Delta(self.q.mean) if at == "mean" else self.q
             noise = partial(source, self.draws, seed)
-            draws = self._draws_on(model, flat, drawn, samples, noise, keep_samples)
+            if samples is None:
+                samples = self.default_samples(x, keep_samples) if drawn is self.q else 1
+            walk = self._draws_on(model, flat, drawn, samples, noise, keep_samples)
             if is_loader(x):
-                parts = [draws.predict(inputs_alone(batch), None) for batch in x]
+                parts = [walk.predict(inputs_alone(batch), None) for batch in x]
                 if not parts:
                     raise DataError("the loader yields no batches: there is nothing to predict")
                 return Predictive.concatenate(parts)
-            return draws.predict(as_inputs(x), batch_size)
+            return walk.predict(as_inputs(x), batch_size)
+
+    @property
+    def points(self) -> int | None:
+        """How many samples `predict` can draw that differ; None where they can't be counted."""
+        return self.q.points
+
+    def default_samples(self, x: Any, keep_samples: bool, budget: int = KEPT_BYTES) -> int:
+        """How many samples `predict` draws if it is not told: 64, of a bag all within memory.
+
+        Args:
+            x: What is to be predicted.
+            keep_samples: Whether their outputs stay in memory.
+            budget: How much of it, in bytes.
+        """
+        points = self.points
+        if points is None or points <= SAMPLES or not keep_samples:
+            return points or SAMPLES
+        # What can be read only once can't be measured first; an empty loader is refused later.
+        if is_loader(x) and not (isinstance(x, Sized) and len(x)):
+            return SAMPLES
+        most = max(SAMPLES, budget // self._bytes_of_outputs(x))
+        if most < points:
+            warnings.warn(
+                f"predicting with {most:,} of the posterior's {points:,} samples: the outputs of "
+                f"all would take more than {budget / 2**30:.2g} GiB. predict(keep_samples=False) "
+                f"averages over all of them; samples={points} keeps them all",
+                stacklevel=3,
+            )
+        return min(points, most)
+
+    def _bytes_of_outputs(self, x: Any) -> int:
+        """What one sample's outputs take, of all examples."""
+        if is_loader(x):
+            inputs = next(inputs_alone(batch) for batch in x)
+            count = len(x) * number_of_examples(inputs)
+        else:
+            inputs = as_inputs(x)
+            count = number_of_examples(inputs)
+        with self.on_copy() as (model, flat), torch.no_grad():
+            one = model.outputs(like_weights(input_rows(inputs, slice(1)), flat.vector))
+        return max(1, count * one.numel() * one.element_size())
 
     @contextmanager
     def on_copy(self) -> Iterator[tuple[Model, FlatParams]]:
@@ -239,6 +295,11 @@ class Posterior(Displayed):
             'pred = posterior.predict(x); posterior.save("p.safetensors")',
             rows=[
                 ("distribution", family, f"over {self.q.size:,} weights of {net}"),
+                *(
+                    [("samples", f"{self.points:,}", "all that predict can draw")]
+                    if self.points
+                    else []
+                ),
                 ("points", f"{self.point.numel():,}", "other weights, without a distribution"),
                 ("likelihood", likelihood, "how targets follow from outputs"),
                 ("prior", type(model.prior).__name__, "what was believed of the weights"),
@@ -327,8 +388,10 @@ class NetworkDraws:
         with torch.no_grad():
             stream = (self._forward(parts) for _ in self._weights_in_place())
             if self._keep:
-                return Predictive(torch.stack(list(stream)), self._model.likelihood)
-            return Predictive.from_stream(stream, self._model.likelihood)
+                found = Predictive(torch.stack(list(stream)), self._model.likelihood)
+            else:
+                found = Predictive.from_stream(stream, self._model.likelihood)
+            return found.out_of(self._q.points)
 
     def _weights_in_place(self) -> Iterator[None]:
         """Put one draw after the other into the network."""

@@ -157,6 +157,8 @@ class Predictive(Displayed):
     _kept: Tensor | None
     _own: tuple[Likelihood, ...] | None = None
     """The likelihood of each sample, where they differ in their noise."""
+    available: int | None = None
+    """How many different samples the posterior has; None where they can't be counted."""
 
     def __init__(self, outputs: Tensor, likelihood: Likelihood) -> None:
         if outputs.dim() < 2 or 0 in outputs.shape:
@@ -187,6 +189,15 @@ class Predictive(Displayed):
             moments = Moments.over(samples, likelihood)
         return cls._from_moments(moments, likelihood)
 
+    def out_of(self, available: int | None) -> Predictive:
+        """This predictive, which knows how many samples there were to choose from.
+
+        Args:
+            available: Their number; None where they can't be counted.
+        """
+        self.__dict__["available"] = available
+        return self
+
     @classmethod
     def concatenate(cls, parts: Iterable[Predictive]) -> Predictive:
         """One predictive for the examples of all parts, such as minibatches, in their order.
@@ -210,12 +221,12 @@ class Predictive(Displayed):
         kept = [part._kept for part in parts if part._kept is not None]
         if not kept:
             moments = Moments.concatenate([part._moments for part in parts])
-            return cls._from_moments(moments, first.likelihood)
+            return cls._from_moments(moments, first.likelihood).out_of(first.available)
         if len(kept) < len(parts):
             raise DataError("Some parts kept their samples and some, from a stream, did not.")
         joined = cls(torch.cat(kept, dim=1), first.likelihood)
         joined.__dict__["_own"] = first._own
-        return joined
+        return joined.out_of(first.available)
 
     @classmethod
     def merge(cls, parts: Sequence[Predictive]) -> Predictive:
@@ -240,11 +251,14 @@ class Predictive(Displayed):
         }
         if len(shapes) > 1:
             raise DataError(f"The parts predict different examples: shapes {sorted(shapes)}.")
+        each = [part.available for part in parts]
+        available = None if None in each else sum(number or 0 for number in each)
         kept = [part._kept for part in parts if part._kept is not None]
         if len(kept) < len(parts):
-            return cls._from_moments(Moments.merge([part._moments for part in parts]), first)
+            moments = Moments.merge([part._moments for part in parts])
+            return cls._from_moments(moments, first).out_of(available)
         own = [part.likelihood for part in parts for _ in range(part.samples)]
-        return cls.of_members(torch.cat(kept), own)
+        return cls.of_members(torch.cat(kept), own).out_of(available)
 
     @classmethod
     def of_members(cls, outputs: Tensor, likelihoods: Sequence[Likelihood]) -> Predictive:
@@ -429,8 +443,10 @@ class Predictive(Displayed):
 
     def _display(self) -> Display:
         shape, kind = tuple(self._moments.centre.shape), self.likelihood.kind
+        fewer = self.available is not None and self.available > self.samples
+        among = f" of {self.available:,}" if fewer else ""
         return Display(
-            f"{type(self).__name__}: {kind}, samples={self.samples}, shape={shape}",
+            f"{type(self).__name__}: {kind}, samples={self.samples}{among}, shape={shape}",
             _NEXT[kind],
             notes=(f"It has outputs, samples, {_OFFERS[kind]}.",),
         )

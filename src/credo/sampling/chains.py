@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import final
@@ -39,6 +39,7 @@ from credo.noise import GeneratorNoise
 from credo.posterior.posterior import Posterior
 from credo.posterior.predictive import Predictive
 from credo.sampling.hamiltonian import Point
+from credo.sampling.traced import Recorder
 from credo.temperature import Balanced, Temperature, temperature_at
 from credo.types import Batch, FlatDistribution, Inputs, Json, Vector
 
@@ -64,7 +65,8 @@ class Target:
     """The tempered posterior of a model's random weights, as a potential of several chains.
 
     Small networks run all chains at once, by vmap; others, and those that vmap can't run, one chain
-    after the other. ``together`` is None until the first evaluation has found out.
+    after the other. ``together`` is None until the first evaluation has found out. With ``record``
+    what runs at once is recorded and replayed; see `credo.sampling.traced`.
     """
 
     model: Model
@@ -74,9 +76,14 @@ class Target:
     num_data: int
     temperature: float
     together: bool | None = None
+    record: bool = False
+    recorder: Recorder | None = None
 
     @classmethod
-    def of(cls, model: Model, num_data: int, temperature: Temperature, method: str) -> Target:
+    def of(
+        cls, model: Model, num_data: int, temperature: Temperature, method: str,
+        record: bool = False,
+    ) -> Target:  # fmt: skip
         """The posterior that ``method`` is to sample, or why it can't."""
         if callable(temperature) and not isinstance(temperature, Balanced):
             raise UnsupportedError(
@@ -93,7 +100,8 @@ class Target:
         positive(f"the temperature of {method}", value)
         flat = model.bind()
         flat.forget_gradients()
-        return cls(model, flat, model.random, model.prior_over_weights(), num_data, value)
+        prior = model.prior_over_weights()
+        return cls(model, flat, model.random, prior, num_data, value, record=record)
 
     def at(self, weights: Tensor, batch: Batch) -> Point:
         """NLL, U and ∇U at (chains, P); a minibatch stands for all data."""
@@ -142,28 +150,43 @@ class Target:
         return True
 
     def _slope_together(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        function, data = self._mean_nll(batch)
+        weights = weights.detach()
+        first = self.recorder is None
+        if self.record and not first and self.recorder is not None:
+            found = self.recorder(weights, data)
+            if found is not None:
+                return found
+        leaves = weights.requires_grad_()
+        values = vmap(function, in_dims=(0, *(None for _ in data)))(leaves, *data)
+        (gradient,) = torch.autograd.grad(values.sum(), leaves)
+        found = values.detach(), gradient
+        if self.record and first and weights.device.type == "cpu":
+            self.recorder = Recorder(function)
+            found = self.recorder(weights.detach(), data, check=found) or found
+        return found
+
+    def _mean_nll(self, batch: Batch) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """The mean NLL as a function of weights and data tensors, and the tensors of this batch."""
         inputs, targets = batch
         places, net = self.random.slices(), self.model.net
-        args: tuple[Tensor, ...] = ()
-        named: dict[str, Tensor] = {}
+        keys = tuple(inputs) if isinstance(inputs, Mapping) else None
         if isinstance(inputs, Tensor):
-            args = (inputs,)
-        elif isinstance(inputs, Mapping):
-            named = dict(inputs)
+            tensors: tuple[Tensor, ...] = (inputs,)
         else:
-            args = tuple(inputs)
+            tensors = tuple(inputs.values()) if isinstance(inputs, Mapping) else tuple(inputs)
 
-        def mean_nll(vector: Vector) -> Tensor:
+        def mean_nll(vector: Vector, *data: Tensor) -> Tensor:
+            *given, wanted = data
             parameters = {
                 s.name: vector[places[s.name]].view(s.shape) for s in self.random.segments
             }
+            args, named = (tuple(given), {}) if keys is None else \
+                ((), dict(zip(keys, given, strict=True)))  # fmt: skip
             outputs = functional_call(net, parameters, args, named)
-            return self.model.likelihood.mean_nll(outputs, targets)
+            return self.model.likelihood.mean_nll(outputs, wanted)
 
-        leaves = weights.detach().requires_grad_()
-        values = vmap(mean_nll)(leaves)
-        (gradient,) = torch.autograd.grad(values.sum(), leaves)
-        return values.detach(), gradient
+        return mean_nll, (*tensors, targets)
 
     def _slope_in_turn(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         parameters = [self.flat.parameter_at[s.start] for s in self.random.segments]
@@ -241,12 +264,32 @@ class ChainReport:
     "nll", "weights_median" and "predictions_median", and the worst as "weights_max" and
     "predictions_max" or "weights_min" and "predictions_min"; none with fewer than four draws of a
     chain. Weights of a network have many equivalent places, so chains that differ in them may well
-    agree in what they predict: predictions and NLL are what counts.
+    agree in what they predict: predictions and NLL are what counts. ``gradients`` are those that
+    the draws took, of all chains; None where a method does not count them.
     """
 
     nll: Tensor
     r_hat: dict[str, float] = field(default_factory=dict)
     ess: dict[str, float] = field(default_factory=dict)
+    gradients: int | None = None
+
+    @property
+    def ess_per_gradient(self) -> dict[str, float]:
+        """Effective draws for one gradient of all data, with the entries of ``ess``."""
+        return {name: size / self.gradients for name, size in self.ess.items()} \
+            if self.gradients else {}  # fmt: skip
+
+    @property
+    def converged(self) -> bool:
+        """Whether R̂ of the NLL and of every prediction is at most 1.05."""
+        return bool(self.r_hat) and not self.worst[1] > UNMIXED
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """What the chains agree on least among NLL and predictions, and its R̂."""
+        named = {"training NLL": "nll", "predictions": "predictions_max"}
+        ratios = {name: self.r_hat[key] for name, key in named.items() if key in self.r_hat}
+        return max(ratios.items(), key=lambda item: item[1])
 
 
 @final
@@ -268,13 +311,15 @@ def posterior_of(trace: Trace, positions: Tensor, target: Target, report: ChainR
     return posterior
 
 
-def report_on(trace: Trace, target: Target, data: Iterable[Batch]) -> ChainReport | None:
+def report_on(
+    trace: Trace, target: Target, data: Iterable[Batch], gradients: int | None = None
+) -> ChainReport | None:
     """R̂ and effective sizes of what was kept, None if nothing was."""
     if not trace.draws:
         return None
     nll = torch.stack(trace.nll, 1)
     if len(trace) < FEWEST_DRAWS:
-        return ChainReport(nll)
+        return ChainReport(nll, gradients=gradients)
     draws = torch.stack(trace.draws, 1)
     stride = -(-draws.shape[2] // MOST_WEIGHTS)
     quantities = {"weights": draws[:, :, ::stride]}
@@ -286,23 +331,31 @@ def report_on(trace: Trace, target: Target, data: Iterable[Batch]) -> ChainRepor
         ratios, counts = np.asarray(r_hat(values)), np.asarray(effective_sample_size(values))
         worst |= {f"{name}_max": float(ratios.max()), f"{name}_median": float(np.median(ratios))}
         sizes |= {f"{name}_min": float(counts.min()), f"{name}_median": float(np.median(counts))}
-    return ChainReport(nll, worst, sizes)
+    return ChainReport(nll, worst, sizes, gradients)
 
 
-def warn_of(report: ChainReport | None, warmup: float, remedy: str) -> None:
-    """Say so if there are no draws, or if the chains don't agree."""
+def warn_of(
+    report: ChainReport | None, warmup: float, remedy: str, predictions: bool = False
+) -> None:
+    """Say so if there are no draws, or if the chains don't agree.
+
+    ``predictions`` are looked at where chains are to be a reference; those of a large network by
+    minibatches hardly ever agree on each one.
+    """
     if report is None:
         warnings.warn(
             f"all of training was warm-up (warmup={warmup:g} epochs), so the posterior is the last "
             "weights of each chain. Call credo.fit with more epochs, or lower warmup.",
             stacklevel=6,
         )
-    elif report.r_hat and not report.r_hat["nll"] <= UNMIXED:
-        warnings.warn(
-            f"the chains disagree: R-hat of the training NLL is {report.r_hat['nll']:.3g} (below "
-            f"{UNMIXED} is wanted), so the draws are not yet of one distribution. {remedy}",
-            stacklevel=6,
-        )
+    elif report.r_hat:
+        name, ratio = report.worst if predictions else ("training NLL", report.r_hat["nll"])
+        if not ratio <= UNMIXED:
+            warnings.warn(
+                f"the chains disagree: R-hat of the {name} is {ratio:.3g} (at most {UNMIXED} is "
+                f"wanted), so the draws are not yet of one distribution. {remedy}",
+                stacklevel=6,
+            )
 
 
 @torch.no_grad()

@@ -33,10 +33,10 @@ DIVERGENT = 1000.0
 class Point:
     """Weights of each chain (chains, P) with mean NLL and U (chains,) and ∇U (chains, P)."""
 
-    weights: Tensor
-    nll: Tensor
-    energy: Tensor
-    gradient: Tensor
+    weights: Tensor = field(metadata=STORED)
+    nll: Tensor = field(metadata=STORED)
+    energy: Tensor = field(metadata=STORED)
+    gradient: Tensor = field(metadata=STORED)
 
 
 Potential: TypeAlias = Callable[[Tensor], Point]

@@ -6,35 +6,43 @@ r"""Hamiltonian Monte Carlo: exact draws of the tempered posterior, for small ne
 symbol argument           meaning
 ====== ================== ==============================================================
 η      ``temperature``    a number or `credo.Balanced`; 1 is Bayes's posterior
-L      ``leapfrog``       leapfrog steps of a trajectory, on average
-δ      ``target_accept``  share of trajectories to be accepted; the step size follows
+L      ``leapfrog``       None: until the trajectory would turn back (`credo.sampling.nuts`);
+                          a number: leapfrog steps of a trajectory, on average
+δ      ``target_accept``  mean acceptance probability wanted; the step size follows
 ====== ================== ==============================================================
 
-One epoch is one transition of every chain: draw momenta, follow the dynamics of U for a random
-number of leapfrog steps between L/2 and 3L/2 (a fixed one may resonate), accept with probability
-min(1, e^{−ΔH}). Each gradient takes all data, which `credo.fit` hands over whole, whatever its
-``batch_size``.
+One epoch is one transition of every chain: draw momenta, follow the dynamics of U, go to a point of
+the trajectory. By default that is the No-U-Turn sampler, which finds the length of every trajectory
+by itself; with ``leapfrog`` it is a random number of steps between L/2 and 3L/2 (a fixed one may
+resonate), whose end is accepted with probability min(1, e^{−ΔH}). Each gradient takes all data,
+which `credo.fit` hands over whole, whatever its ``batch_size``. Small networks run all chains at
+once: there 8 or 16 chains cost little more than 4.
 
-During ``warmup`` epochs each chain adapts its step size by dual averaging and, in the middle half
-of it, all chains their masses to the variances of the weights (``mass="adapted"``; "prior" leaves
-them at the prior's). Afterwards nothing changes, so that the chain has the posterior as its
+During ``warmup`` epochs each chain adapts its step size by dual averaging, and all chains their
+masses to the variances of the weights (``mass="adapted"``, see `credo.sampling.masses`; "prior"
+leaves them at the prior's). Afterwards nothing changes, so that the chain has the posterior as its
 stationary law; in float32 up to the rounding of U, which cold posteriors of much data notice: use
-``net.double()``.
-Warm-up is a number and no share of the run, so that a run may be resumed or lengthened.
+``net.double()``. Warm-up is a number and no share of the run, so that a run may be resumed or
+lengthened.
 
-``posterior.chains`` says whether to trust the draws (R̂, effective sample sizes); `credo.fit` warns
-where chains disagree or trajectories diverged.
+``posterior.chains`` says whether to trust the draws (R̂, effective sample sizes, also per gradient);
+`credo.fit` warns where chains disagree, trajectories diverged or had to be cut short, and says what
+to do. The epochs' records have acceptance, step sizes, gradients, divergences and, every 50
+transitions, R̂ and the effective sample size of the training NLL.
 
     >>> import torch, credo
     >>> x = torch.linspace(-1, 1, 32, dtype=torch.float64)[:, None]
     >>> model = credo.Model(torch.nn.Linear(1, 1).double(), credo.likelihoods.Gaussian(scale=0.1))
-    >>> method = credo.HMC(leapfrog=10, warmup=100)
-    >>> posterior = credo.fit(model, method, (x, 3 * x), epochs=400, progress=False)
+    >>> method = credo.HMC(warmup=80)
+    >>> posterior = credo.fit(model, method, (x, 3 * x), epochs=180, progress=False)
     >>> len(posterior.q), round(float(posterior.mean[0]), 1)
-    (1200, 3.0)
+    (400, 3.0)
+    >>> posterior.chains.r_hat["nll"] < 1.05
+    True
 
-References: Neal 2011; Hoffman & Gelman 2014 (step size); Izmailov et al. 2021; Huix et al. 2022,
-who name HMC as what variational inference is to replace.
+References: Neal 2011; Hoffman & Gelman 2014 (the No-U-Turn sampler, the step size); Betancourt
+2017; Izmailov et al. 2021; Huix et al. 2022, who name HMC as what variational inference is to
+replace.
 """
 
 from __future__ import annotations
@@ -52,6 +60,8 @@ from torch import Generator, Tensor
 from credo.checks import Count, Index, NotNegative, Probability, checked
 from credo.errors import DataError
 from credo.method import Info, State, TemperedMethod
+from credo.metrics import effective_sample_size, r_hat
+from credo.metrics.chains import FEWEST_DRAWS
 from credo.model import Model
 from credo.noise import GeneratorNoise, key_to_seed
 from credo.packing import STORED
@@ -66,69 +76,65 @@ from credo.sampling.hamiltonian import (
     first_step,
     leapfrog,
 )
+from credo.sampling.masses import Moments, windows
+from credo.sampling.nuts import Trajectory, no_u_turn
 from credo.temperature import Temperature
 from credo.types import Batch
 
-SHORTEST_WINDOW = 10
-"""Fewer draws than that tell nothing of variances."""
+CHECK_EVERY = 50
+"""R̂ and effective size go into the record once in so many draws: they sort all of them."""
 
-SHRINKAGE = 5.0
-"""Estimated variances are drawn to their geometric mean as if so many draws had shown it."""
+WORTH_RECORDING = 50
+"""Warm-ups from which on recording the network's operations, which takes seconds, is worth it."""
 
-
-@final
-@dataclass
-class Moments:
-    """Count, mean and summed squares of the weights in the current window of warm-up."""
-
-    mean: Tensor = field(metadata=STORED)
-    squares: Tensor = field(metadata=STORED)
-    count: int = field(default=0, metadata=STORED)
-
-    @classmethod
-    def of_nothing(cls, positions: Tensor) -> Moments:
-        """Before the first of these weights, (chains, P)."""
-        return cls(torch.zeros_like(positions), torch.zeros_like(positions))
-
-    def observe(self, positions: Tensor) -> None:
-        """Take the weights of one transition into account."""
-        self.count += 1
-        change = positions - self.mean
-        self.mean = self.mean + change / self.count
-        self.squares = self.squares + change * (positions - self.mean)
+FEW_CUT = 0.05
+"""The share of trajectories that may end before they turn without anybody being told."""
 
 
 @final
 @dataclass
 class HMCState(State):
-    """Where the chains are, (chains, P), their steps and masses, and what was kept.
+    """Where the chains are, their steps and masses, and what was kept.
 
-    ``accepted`` sums acceptance probabilities since warm-up.
+    ``point`` has weights, energies and gradients there, the latter from the first update on.
+    ``accepted`` sums acceptance probabilities since warm-up; ``gradients`` counts those of all
+    chains since then, ``divergences`` and ``cut`` trajectories. ``mixing`` is R̂ and effective size
+    of the NLL, once there are enough draws.
     """
 
     target: Target
     noise: GeneratorNoise
-    positions: Tensor = field(metadata=STORED)
+    point: Point = field(metadata=STORED)
     inverse_mass: Tensor = field(metadata=STORED)
     steps: DualAveraging = field(metadata=STORED)
     moments: Moments = field(metadata=STORED)
     trace: Trace = field(metadata=STORED)
     accepted: Tensor = field(metadata=STORED)
+    gradients: int = field(default=0, metadata=STORED)
     divergences: int = field(default=0, metadata=STORED)
+    cut: int = field(default=0, metadata=STORED)
+    mixing: list[float] = field(default_factory=list, metadata=STORED)
     report: ChainReport | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        """The weights of every chain, (chains, P)."""
+        return self.point.weights
 
 
 @final
 @checked
 @dataclass(frozen=True)
 class HMC(TemperedMethod[HMCState]):
-    """Hamiltonian Monte Carlo with several chains, all data at each step.
+    """Hamiltonian Monte Carlo with several chains, all data at each step; by default it is NUTS.
 
     Args:
         temperature: A number or `credo.Balanced`; 1 is Bayes's posterior.
         chains: How many.
-        leapfrog: Leapfrog steps of a trajectory, on average.
-        target_accept: Share of trajectories to be accepted; the step size follows.
+        leapfrog: Leapfrog steps of a trajectory, on average; None lets every trajectory go on until
+            it would turn back (NUTS).
+        max_depth: With ``leapfrog=None`` a trajectory has at most 2^max_depth − 1 steps.
+        target_accept: Mean acceptance probability wanted; the step size follows.
         mass: "adapted" to the variances seen in warm-up, or "prior".
         warmup: Epochs before draws are kept.
         thin: One in so many transitions is kept after that.
@@ -139,7 +145,8 @@ class HMC(TemperedMethod[HMCState]):
 
     temperature: Temperature = 1.0
     chains: Count = 4
-    leapfrog: Count = 20
+    leapfrog: Count | None = None
+    max_depth: Count = 10
     target_accept: Probability = 0.8
     mass: Literal["adapted", "prior"] = "adapted"
     warmup: Index = 500
@@ -152,7 +159,8 @@ class HMC(TemperedMethod[HMCState]):
 
     def init(self, model: Model, num_data: int, generator: Generator | None = None) -> HMCState:
         """The chains around the network's current weights."""
-        target = Target.of(model, num_data, self.temperature, "HMC")
+        record = self.warmup >= WORTH_RECORDING
+        target = Target.of(model, num_data, self.temperature, "HMC", record)
         noise = GeneratorNoise(int(torch.randint(2**62, (), generator=generator)))
         positions = target.starts(self.chains, self.spread, noise)
         zeros = torch.zeros(self.chains, dtype=torch.float64, device=positions.device)
@@ -160,7 +168,7 @@ class HMC(TemperedMethod[HMCState]):
         return HMCState(
             target=target,
             noise=noise,
-            positions=positions,
+            point=Point(positions, zeros.clone(), zeros.clone(), torch.zeros_like(positions)),
             inverse_mass=variance.expand_as(positions).clone(),
             steps=DualAveraging.starting_at(torch.ones_like(zeros)),
             moments=Moments.of_nothing(positions),
@@ -178,34 +186,46 @@ class HMC(TemperedMethod[HMCState]):
                 f"likelihood of all data. Use batch_size={num_data} in your DataLoader, or "
                 "credo.SGLD, which takes minibatches"
             )
-        warming = clock.step < self.warmup
         with state.target.evaluating():
-            point, acceptance, divergent = self._transition(state, batch)
-        state.positions = point.weights
-        if warming:
-            state.steps.observe(acceptance, self.target_accept)
+            found = self._transition(state, batch)
+        state.point = found.point
+        if clock.step < self.warmup:
+            state.steps.observe(found.acceptance, self.target_accept)
             if self.mass == "adapted":
                 self._learn_masses(state)
         else:
-            state.accepted = state.accepted + acceptance
-            state.divergences += int(divergent.sum())
-            state.trace.offer(point.weights, point.nll)
+            state.accepted = state.accepted + found.acceptance
+            state.gradients += int(found.gradients.sum())
+            state.divergences += int(found.divergent.sum())
+            state.cut += int(found.cut.sum())
+            state.trace.offer(found.point.weights, found.point.nll)
+            self._look_at_chains(state)
         clock.tick()
-        return state, Info(float(point.nll.mean()))
+        return state, Info(float(found.point.nll.mean()))
 
     def finish(self, state: HMCState, data: Iterable[Batch]) -> HMCState:
-        """Compare the chains; say so if they disagree or diverged."""
-        state.report = report_on(state.trace, state.target, data)
+        """Compare the chains; say so if they disagree, diverged or were cut short."""
+        state.report = report_on(state.trace, state.target, data, state.gradients)
+        longer = "" if self.leapfrog is None else "set leapfrog=None, "
         warn_of(
             state.report, self.warmup,
-            "Run more epochs with more warmup, raise leapfrog, or lower spread to start nearer to "
-            "the network's own weights.",
+            f"Run more epochs with more warmup, {longer}or lower spread to start nearer to the "
+            "network's own weights.",
+            predictions=True,
         )  # fmt: skip
+        trajectories = self._transitions(state) * self.chains
         if state.divergences:
             warnings.warn(
-                f"{state.divergences} of {self._transitions(state) * self.chains} trajectories "
+                f"{state.divergences} of {trajectories} trajectories "
                 "diverged: the steps are too long for where U is steepest, and such places are "
                 "visited too rarely. Raise target_accept or warmup.",
+                stacklevel=5,
+            )
+        if state.cut and state.cut > FEW_CUT * trajectories:
+            warnings.warn(
+                f"{state.cut} of {trajectories} trajectories were cut after "
+                f"{2**self.max_depth - 1:,} steps, before they would turn back: the draws are "
+                "right but depend on each other. Raise max_depth or warmup.",
                 stacklevel=5,
             )
         return state
@@ -215,7 +235,7 @@ class HMC(TemperedMethod[HMCState]):
         return posterior_of(state.trace, state.positions, state.target, state.report)
 
     def summary(self, state: HMCState, nll: float = math.nan) -> dict[str, Any]:
-        """Temperature, step sizes and, after warm-up, acceptance and divergences."""
+        """Temperature, step sizes and, after warm-up, acceptance, divergences, R̂ and its like."""
         record: dict[str, Any] = {
             "temperature": state.target.temperature,
             "step_size": self._step_sizes(state).tolist(),
@@ -224,29 +244,41 @@ class HMC(TemperedMethod[HMCState]):
         done = self._transitions(state)
         if done > 0:
             record["acceptance"] = (state.accepted / done).tolist()
+            record["gradients"] = state.gradients
             record["divergences"] = state.divergences
+        if state.mixing:
+            worst, size = state.mixing
+            record |= {"r_hat": worst, "ess": size, "ess_per_gradient": size / state.gradients}
         return record
 
-    def _transition(self, state: HMCState, batch: Batch) -> tuple[Point, Tensor, Tensor]:
-        """Where the chains go, their probabilities of moving, and which trajectories diverged."""
+    def _transition(self, state: HMCState, batch: Batch) -> Trajectory:
+        """Where the chains go, and how they came there."""
         potential: Potential = partial(state.target.at, batch=batch)
-        start, clock = potential(state.positions), state.clock
-        state.target.refuse_nonfinite(start, clock)
+        clock, start = state.clock, state.point
+        if not clock.step:
+            start = potential(start.weights)
+            state.target.refuse_nonfinite(start, clock)
         momentum = self._momentum(state)
         if not state.steps.count and clock.step < max(1, self.warmup):
             sizes = first_step(potential, start, momentum, state.inverse_mass)
             state.steps = DualAveraging.starting_at(sizes)
         generator = Generator().manual_seed(key_to_seed(state.noise.seed, clock.step, 1))
+        sizes = self._step_sizes(state)
+        if self.leapfrog is None:
+            return no_u_turn(
+                potential, start, momentum, state.inverse_mass, sizes, self.max_depth, generator
+            )
         shortest = (self.leapfrog + 1) // 2
         longest = 2 * self.leapfrog - shortest
         length = int(torch.randint(shortest, longest + 1, (), generator=generator))
         coins = torch.rand(self.chains, dtype=torch.float64, generator=generator)
-        end = leapfrog(
-            potential, start, momentum, state.inverse_mass, self._step_sizes(state), length
-        )
+        end = leapfrog(potential, start, momentum, state.inverse_mass, sizes, length)
         change = energy_change((start, momentum), end, state.inverse_mass)
         acceptance = (-change.clamp(min=0.0)).exp()
-        return _choose(coins.to(change) < acceptance, end[0], start), acceptance, change > DIVERGENT
+        return Trajectory(
+            _choose(coins.to(change) < acceptance, end[0], start), acceptance, change > DIVERGENT,
+            torch.full_like(change, length), torch.zeros_like(change, dtype=torch.bool),
+        )  # fmt: skip
 
     def _momentum(self, state: HMCState) -> Tensor:
         """Draws of N(0, 1/v)."""
@@ -260,25 +292,25 @@ class HMC(TemperedMethod[HMCState]):
     def _transitions(self, state: HMCState) -> int:
         return state.clock.step - self.warmup
 
-    def _learn_masses(self, state: HMCState) -> None:
-        """Collect variances in two windows; use each one's from its end on.
+    def _look_at_chains(self, state: HMCState) -> None:
+        done = self._transitions(state) + 1
+        if done % CHECK_EVERY == 0 and len(state.trace) >= FEWEST_DRAWS:
+            nll = torch.stack(state.trace.nll, 1)
+            state.mixing = [float(r_hat(nll)), float(effective_sample_size(nll))]
 
-        They are taken around each chain's own mean and averaged over the chains: one chain's few
-        dependent draws would say little, and chains in different modes share a scale, not a place.
-        """
-        step, quarter = state.clock.step, self.warmup // 4
-        if quarter < SHORTEST_WINDOW or not quarter <= step < 3 * quarter:
-            return
-        state.moments.observe(state.positions)
-        if step + 1 not in (2 * quarter, 3 * quarter):
-            return
-        moments, state.moments = state.moments, Moments.of_nothing(state.positions)
-        draws = moments.count * self.chains
-        logarithms = (moments.squares.sum(0) / (draws - self.chains)).log()
-        shrunk = (draws * logarithms + SHRINKAGE * logarithms.mean()) / (draws + SHRINKAGE)
-        if bool(torch.isfinite(shrunk).all()):
-            state.inverse_mass = shrunk.exp().expand_as(state.positions).clone()
-        state.steps.count = 0
+    def _learn_masses(self, state: HMCState) -> None:
+        """Collect variances in windows of warm-up; use each one's from its end on."""
+        step = state.clock.step
+        for begin, end in windows(self.warmup):
+            if not begin <= step < end:
+                continue
+            state.moments.observe(state.positions)
+            if step + 1 == end:
+                variances = state.moments.variances()
+                state.moments = Moments.of_nothing(state.positions)
+                if variances is not None:
+                    state.inverse_mass = variances.expand_as(state.positions).clone()
+                state.steps.count = 0
 
 
 def MALA(**settings: Any) -> HMC:

@@ -4,6 +4,7 @@ from credo.tools.compare_methods import compare, load_comparison
 from credo.tools.compare_result import Comparison
 from credo.tools.compare_rows import Rows
 from credo.tools.diagnosis import Diagnosis, diagnose
+from credo.tools.distil import distil
 from credo.tools.rate_range import RateRange, lr_range_test
 from credo.tools.robust_region import RobustRegion, robust_region
 from credo.tools.robust_sgd import RobustRates, robust_rates
@@ -20,6 +21,7 @@ __all__ = [
     "Rows",
     "compare",
     "diagnose",
+    "distil",
     "extreme_eigenvalues",
     "load_comparison",
     "lr_range_test",

@@ -12,6 +12,7 @@ from credo.errors import DataError, NonFiniteError, UnsupportedError
 from credo.sampling import chains
 from credo.sampling.chains import Target, Trace
 from credo.sampling.hamiltonian import DualAveraging, Point, first_step
+from credo.sampling.nuts import no_u_turn
 
 D = torch.float64
 
@@ -143,6 +144,54 @@ def test_masses_follow_the_variances_of_the_weights() -> None:
     exact = 1 / (20 * torch.tensor([100.0, 0.01], dtype=D) + 1e-4)
     # 8 chains of 40 dependent draws each; the start is 2·10⁷ and 2,000 off.
     assert (state.inverse_mass / exact).log().abs().max() < math.log(2)
+
+
+def test_trajectories_that_diverge_or_may_not_grow_are_counted() -> None:
+    def spring(w):
+        return Point(w, w[:, 0], 0.5 * w.double().square().sum(1), w)
+
+    here, p = torch.tensor([[1.0, 0.0]] * 3, dtype=D), torch.tensor([[0.0, 1.0]] * 3, dtype=D)
+    steps = torch.tensor([0.1, 0.1, 300.0], dtype=D)
+    coins = torch.Generator().manual_seed(0)
+    found = no_u_turn(spring, spring(here), p, torch.ones(3, 2, dtype=D), steps, 3, coins)
+    assert found.cut.tolist() == [True, True, False]
+    assert found.divergent.tolist() == [False, False, True]
+    assert found.gradients.tolist() == [7, 7, 1]
+    assert torch.equal(found.point.weights[2], here[2])
+    assert float(found.acceptance[2]) == 0.0
+
+
+def test_a_chain_moves_the_same_whoever_is_beside_it() -> None:
+    """Chains drop out of the evaluation one by one; the others must not notice."""
+
+    def bowl(w):
+        return Point(w, w[:, 0], 0.25 * w.pow(4).sum(1), w.pow(3))
+
+    g = torch.Generator().manual_seed(1)
+    weights, p = torch.randn(2, 5, 3, generator=g, dtype=D)
+    steps = torch.tensor([0.02, 0.1, 0.3, 0.5, 0.05], dtype=D)
+    one = torch.ones(5, 3, dtype=D)
+    every = no_u_turn(bowl, bowl(weights), p, one, steps, 8, torch.Generator().manual_seed(2))
+    assert len(set(every.gradients.tolist())) > 2
+    swapped = steps.clone()
+    swapped[1:] = steps[1:].flip(0)
+    again = no_u_turn(bowl, bowl(weights), p, one, swapped, 8, torch.Generator().manual_seed(2))
+    assert torch.equal(every.point.weights[0], again.point.weights[0])
+
+
+def test_recorded_potentials_are_the_networks_own() -> None:
+    """For every number of chains; float64 rounding."""
+    on, data = model(), problem()
+    plain, recorded = (Target.of(on, 40, 1.0, "HMC", record) for record in (False, True))
+    weights = torch.randn(5, on.random.size, dtype=D, generator=torch.Generator().manual_seed(1))
+    with plain.evaluating():
+        for chosen in (weights, weights[:3], weights[4:], weights):
+            here, there = plain.at(chosen, data), recorded.at(chosen, data)
+            torch.testing.assert_close(here.energy, there.energy)
+            torch.testing.assert_close(here.gradient, there.gradient)
+    assert recorded.recorder is not None
+    assert not recorded.recorder.refused
+    assert len(recorded.recorder.recordings) == 3
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -280,3 +329,56 @@ def test_saved_bags_predict_the_same(tmp_path) -> None:
     again = credo.load(tmp_path / "p.safetensors", model(seed=5).net)
     x, _ = problem()
     assert torch.equal(again.predict(x, 9).outputs, posterior.predict(x, 9).outputs)
+
+
+def test_records_say_whether_the_chains_have_met() -> None:
+    posterior = fit(credo.HMC(warmup=20, chains=2), epochs=70)
+    last = posterior.history[-1]
+    assert last["r_hat"] == pytest.approx(posterior.chains.r_hat["nll"])
+    assert last["ess"] == pytest.approx(posterior.chains.ess["nll"])
+    assert last["ess_per_gradient"] == pytest.approx(last["ess"] / last["gradients"])
+    assert posterior.chains.gradients == last["gradients"]
+    assert posterior.chains.ess_per_gradient["nll"] == pytest.approx(last["ess_per_gradient"])
+
+
+# --- prediction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:the chains disagree")
+def test_a_chain_predicts_with_all_of_its_draws_unless_told(monkeypatch) -> None:
+    posterior = fit(credo.HMC(**HMC), epochs=44)
+    x, _ = problem()
+    assert posterior.points == 120
+    everything = posterior.predict(x)
+    assert everything.samples == 120
+    exact = torch.stack([posterior.predict(x, 120).sample_probs.mean(0)])[0]
+    torch.testing.assert_close(everything.probs, exact)
+    torch.testing.assert_close(posterior.predict(x, keep_samples=False).probs, exact)
+    fewer = posterior.predict(x, samples=30)
+    assert fewer.samples == 30
+    assert "samples=30 of 120" in repr(fewer)
+    assert " of " not in repr(everything).splitlines()[0]
+    # 40 examples with 2 outputs of 8 bytes: room for 100 samples
+    monkeypatch.setattr(credo.Posterior.default_samples, "__defaults__", (100 * 640,))
+    with pytest.warns(UserWarning, match=r"with 100 of the posterior's 120 samples.*keep_samples"):
+        assert posterior.predict(x).samples == 100
+    assert posterior.predict(x, keep_samples=False).samples == 120
+    loader = DataLoader(TensorDataset(x), batch_size=10)
+    with pytest.warns(UserWarning, match="with 100 of"):
+        assert posterior.predict(loader).samples == 100
+    assert posterior.predict(batch for batch in loader).samples == 64
+
+
+def test_weighted_draws_come_as_often_as_they_weigh() -> None:
+    """Systematic resampling: ⌊n·mass⌋ or ⌈n·mass⌉ times, for every seed."""
+    from credo.families import Empirical
+    from credo.noise import source
+
+    weights = torch.tensor([1.0, 2.5, 0.0, 4.5], dtype=D)
+    bag = Empirical(torch.arange(4, dtype=D)[:, None], weights)
+    for seed in range(20):
+        walked = torch.cat(list(bag.walk(10, source("table", seed), torch.empty(1, dtype=D))))
+        counts = torch.bincount(walked.long(), minlength=4)
+        expected = 10 * weights / weights.sum()
+        assert ((counts - expected).abs() < 1).all()
+        assert int(counts.sum()) == 10
