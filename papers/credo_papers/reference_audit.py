@@ -168,7 +168,8 @@ def _predicted(
 ) -> Predictive:
     """What one method predicts at the probes."""
     point = credo.MAP(lr=0.01)
-    warmup, settled = settings.chain_epochs / 4, {"spread": 1.0, "thin": 5, "keep": 200}
+    warmup = settings.chain_epochs / 4
+    settled: dict[str, Any] = {"spread": 1.0, "thin": 5, "keep": 200}
     full_batch = {"epochs": settings.chain_epochs, "batch_size": len(problem.y)}
     cosine = {"schedule": "cosine"}
     methods: dict[str, Callable[[], tuple[Any, Json]]] = {

@@ -177,7 +177,7 @@ def _likelihood_of(posterior: Posterior) -> Likelihood:
 
 def _inputs_of(data: Any) -> Inputs:
     if isinstance(data, torch.utils.data.Dataset) and not is_loader(data):
-        data = torch.utils.data.DataLoader(data, 1024)  # type: ignore[arg-type]
+        data = torch.utils.data.DataLoader(data, 1024)
     if not is_loader(data):
         return inputs_alone(data)
     parts = [inputs_alone(batch) for batch in data]
