@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import credo
 from credo.ensembles.stacked import ELEMENTWISE
@@ -309,6 +310,28 @@ def test_linear_layers_that_see_sequences_are_mapped() -> None:
         found.append(
             credo.fit(model, method, (x, x[..., :1]), epochs=3, batch_size=8, progress=False)
         )
+    assert found[0].history[-1]["together"]
+    assert_same(*found)
+
+
+class Rows(Dataset):
+    """Examples that are reached one by one."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return X[row], Y[row]
+
+
+@pytest.mark.parametrize("data", [Rows(), DataLoader(Rows(), batch_size=16)], ids=["set", "loader"])
+def test_datasets_give_every_member_its_order_and_loaders_one_to_all(data) -> None:
+    found = []
+    for training in ("together", "in_turn"):
+        torch.manual_seed(0)
+        model = credo.Model(layers().double(), credo.likelihoods.Gaussian())
+        method = credo.Ensemble(members=2, training=training)
+        found.append(credo.fit(model, method, data, epochs=2, batch_size=16, progress=False))
     assert found[0].history[-1]["together"]
     assert_same(*found)
 
