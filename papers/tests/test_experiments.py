@@ -161,7 +161,7 @@ def test_list_names_everything(tmp_path):
     assert {r["verdict"] for r in rows} <= {*VERDICTS, None}
     assert {r["id"] for r in rows if r["ours"]} == {
         "003-balanced-rates", "003-disagreement", "004-equal-time", "004-squared-gradient-cost",
-        "004-one-price",
+        "004-one-price", "004-reference-audit",
     }  # fmt: skip
     assert "003-and" in printed(list_experiments)
 

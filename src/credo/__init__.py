@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from credo import sweep as sweep
     from credo import tools as tools
     from credo import train as train
+    from credo import trials as trials
     from credo import variational as variational
     from credo.autodiff.smoothing import smooth as smooth
     from credo.ensembles import SWAG as SWAG
@@ -135,6 +136,7 @@ _MODULES = (
     # what is underneath
     "autodiff",
     "noise",
+    "trials",
     "errors",
     "rule",
 )

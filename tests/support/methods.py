@@ -117,6 +117,7 @@ WARNINGS = (
     "ignore:the chains disagree:UserWarning",
     "ignore:all of training was warm-up:UserWarning",
     "ignore:.* trajectories were cut:UserWarning",
+    "ignore:.* trajectories diverged:UserWarning",
     "ignore:the network does not look trained:UserWarning",
     "ignore:SWAG collected the weights of:UserWarning",
 )

@@ -58,8 +58,8 @@ class DistilledPredictive(Predictive):
 
     >>> z = torch.log(torch.tensor([[2.0, 2.0], [200.0, 200.0]]))
     >>> pred = DistilledPredictive(z, Categorical())
-    >>> pred.probs[0], pred.mutual_information        # the second is as uncertain, but not
-    undecided (tensor([0.5000, 0.5000]), tensor([0.1098, 0.0012]))
+    >>> pred.probs[0], pred.mutual_information  # of the second more is known
+    (tensor([0.5000, 0.5000]), tensor([0.1098, 0.0012]))
 
     Args:
         parameters: The network's outputs, (B, …), as the table above reads them.
