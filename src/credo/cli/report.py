@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
@@ -57,9 +56,9 @@ def html_of(folder: Path, title: str | None = None) -> str:
         title: The page's heading, if not the usual one.
     """
     from credo.report import comparison_page, read_runs, run_page
+    from credo.tools import load_comparison
 
     given = {} if title is None else {"title": title}
     if (folder / COMPARISON).is_file():
-        compared = importlib.import_module("credo.tools").load_comparison(folder)
-        return comparison_page(compared.evidence, **given)
+        return comparison_page(load_comparison(folder).evidence, **given)
     return run_page(read_runs(folder), **given)

@@ -39,7 +39,9 @@ class Paired:
         difference: The mean of the differences.
         standard_error: Of that mean; NaN for a single one.
         t: The ratio of the two.
-        p: Probability of a |t| as large if there were no difference; NaN for a single one.
+        p: Probability of a |t| as large if there were no difference. NaN for a single one, and
+            where all are one number other than 0: a few seeds' accuracies coincide easily, and say
+            nothing of how far others would be off.
         count: How many differences.
     """
 
@@ -68,10 +70,7 @@ def paired(values: ArrayLike, baseline: ArrayLike) -> Paired:
         return Paired(mean, math.nan, math.nan, math.nan, count)
     error = float(gaps.std(ddof=1) / math.sqrt(count))
     if error == 0:
-        # All differences are one number: equal methods, or a difference beyond doubt.
-        return Paired(
-            mean, 0.0, math.copysign(math.inf, mean) if mean else 0.0, float(not mean), count
-        )
+        return Paired(mean, 0.0, math.nan if mean else 0.0, math.nan if mean else 1.0, count)
     t = mean / error
     return Paired(mean, error, t, float(2 * stdtr(count - 1, -abs(t))), count)
 

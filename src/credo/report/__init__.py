@@ -1,7 +1,6 @@
 """Figures and pages from arrays and files on disk: numpy in, matplotlib and HTML out, no torch."""
 
 from credo.report.evidence import Evidence, Run, ShiftScores
-from credo.report.html import Picture, page
 from credo.report.pages import comparison_page, run_page
 from credo.report.plots import (
     curves,
@@ -20,7 +19,6 @@ from credo.report.style import COLOURS, save
 __all__ = [
     "COLOURS",
     "Evidence",
-    "Picture",
     "Run",
     "ShiftScores",
     "comparison_page",
@@ -28,7 +26,6 @@ __all__ = [
     "entropy_histograms",
     "image_grid",
     "interval_calibration",
-    "page",
     "predicted_against_true",
     "read_runs",
     "regression_band",

@@ -16,7 +16,7 @@
     [('MAP', 0), ('MAP', 1), ('VI', 0), ('VI', 1)]
 
 All methods start, seed by seed, from the same weights and see the examples in the same order, so
-their differences are paired: see `credo.tools.compare_statistics`. A comparison with a folder is
+their differences are paired: see `credo.metrics.paired`. A comparison with a folder is
 resumed by the same call:
 
 <folder>/comparison.json        what was asked for: a later call must ask the same, but for more

@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,9 @@ from torch import nn
 from credo import report
 from credo.checks import Probability, checked, nearest
 from credo.display import Display, Displayed
-from credo.errors import DataError, UnsupportedError
+from credo.errors import DataError
+from credo.metrics.agreement import agreement, total_variation, w2
+from credo.metrics.paired import Paired, holm, paired
 from credo.posterior.loading import load
 from credo.posterior.posterior import Posterior
 from credo.report.evidence import Evidence, Run
@@ -24,7 +25,6 @@ from credo.sampling.chains import UNMIXED
 from credo.storage import write_atomically
 from credo.tools.compare_rows import WIDTH, Rows, latex, latex_table, text_table
 from credo.tools.compare_scores import SCORES, about
-from credo.tools.compare_statistics import Paired, holm, paired
 from credo.types import Json
 
 Unit = Literal["seeds", "examples"]
@@ -160,7 +160,7 @@ class Comparison(Displayed):
         By Student's paired t, over seeds (would it be so again with other seeds?) or over test
         examples (would it be so on other examples, for these very networks?); Holm's method
         corrects for the number of methods within each score. A difference is significant where its
-        corrected p is below ``level``. See `credo.tools.compare_statistics`.
+        corrected p is below ``level``. See `credo.metrics.paired`.
 
         Args:
             baseline: The method to subtract; the first one if it is not said.
@@ -225,11 +225,8 @@ class Comparison(Displayed):
         Args:
             path: The file.
         """
-        page = getattr(report, "comparison_page", None)
-        if page is None:
-            raise UnsupportedError("this version of credo.report makes no pages of comparisons")
         target = Path(path)
-        write_atomically(target, page(self.evidence).encode())
+        write_atomically(target, report.comparison_page(self.evidence).encode())
         return target
 
     def posterior(self, method: str, net: nn.Module, seed: int | None = None) -> Posterior:
@@ -419,15 +416,14 @@ def beside_reference(runs: Iterable[Run], reference: str | None) -> list[Run]:
 
 
 def _distances(run: Run, standard: Run) -> dict[str, float]:
-    measures = import_module("credo.metrics.agreement")
     if "probs" in standard.arrays and "probs" in run.arrays:
         pair = run.arrays["probs"], standard.arrays["probs"]
         return {
-            "agreement": float(measures.agreement(*pair)),
-            "total_variation": float(measures.total_variation(*pair)),
+            "agreement": float(agreement(*pair)),
+            "total_variation": float(total_variation(*pair)),
         }
     if "samples" in standard.arrays and "samples" in run.arrays:
-        return {"w2": float(measures.w2(run.arrays["samples"], standard.arrays["samples"]))}
+        return {"w2": float(w2(run.arrays["samples"], standard.arrays["samples"]))}
     return {}
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
@@ -215,42 +214,6 @@ def test_curves_show_mean_and_deviation_of_the_seeds() -> None:
 def test_misshapen_input_is_refused(call, message: str) -> None:
     with pytest.raises(DataError, match=message):
         call()
-
-
-class Tags(HTMLParser):
-    """Counts opened and closed tags, and keeps the text and the images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.images: list[str] = []
-        self.words: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "img":
-            self.images.append(dict(attrs)["src"] or "")
-        elif tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
-def test_page_is_well_formed_and_escaped() -> None:
-    picture = report.Picture("a&b.png", 'A "title"', "x < y")
-    text = report.page(
-        "T & U", "<script>", ["m", "n"], [["<b>", "1"]], [[False, True]], [picture], "end"
-    )
-    tags = Tags()
-    tags.feed(text)
-    assert tags.open == []
-    assert tags.images == ["a&b.png"]
-    assert "script" not in tags.open
-    assert {"T & U", "<script>", "<b>", "1", "x < y", "end"} <= set(tags.words)
-    assert text.count("<b>") == 1
 
 
 def test_report_needs_no_torch() -> None:
