@@ -51,8 +51,8 @@ IMAGES: dict[str, tuple[str, str, int, int, int]] = {
     "LeNet-5 30,000": ("LeNet-5", "mnist", 19_200, 100, 64),
 }
 TABLES = ("yacht", "concrete", "wine_red")
-FEWER = 2_000
-"""So many of a ResNet's test images are looked at: 32 samples of all take longer than training."""
+FEWER, SAMPLES, FEWER_SAMPLES = 1_000, 32, 8
+"""So many test images and samples for a ResNet: those of the others take longer than training."""
 
 
 class Rows(nn.Module):
@@ -124,9 +124,14 @@ def sampling(opt: Any) -> Callable[[], Any] | None:
     return getattr(opt, "sampled", None)
 
 
+def samples_of(trial: dict[str, Any]) -> int:
+    return FEWER_SAMPLES if trial["task"].startswith("ResNet") else SAMPLES
+
+
 def by_loop(trial: dict[str, Any], net: nn.Module, data: Any, epochs: int, size: int) -> Tensor:
     """Probabilities of the test images after a plain loop."""
     x, y, test_x, _ = data
+    samples = samples_of(trial)
     opt = optimizer(trial["method"], net, len(x), trial.get("factor", 1.0))
     total = epochs * math.ceil(len(x) / size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, total)
@@ -146,10 +151,10 @@ def by_loop(trial: dict[str, Any], net: nn.Module, data: Any, epochs: int, size:
     with torch.no_grad():
         if hasattr(opt, "posterior"):
             posterior = opt.posterior(net, credo.likelihoods.Categorical())
-            return posterior.predict(test_x, samples=32, batch_size=1000).probs
+            return posterior.predict(test_x, samples=samples, batch_size=1000).probs
         if hasattr(opt, "sampled_params"):
             found = []
-            for _ in range(32):
+            for _ in range(samples):
                 with opt.sampled_params():
                     found.append(torch.cat([net(c).softmax(1) for c in test_x.split(1000)]))
             return torch.stack(found).mean(0)
@@ -163,7 +168,7 @@ def by_fit(trial: dict[str, Any], net: nn.Module, data: Any, epochs: int, size: 
         credo.Model(net, credo.likelihoods.Categorical()), method, (x, y), epochs=epochs,
         batch_size=size, seed=trial["seed"], schedule="cosine", progress=False,
     )  # fmt: skip
-    return posterior.predict(test_x, samples=32, batch_size=1000).probs
+    return posterior.predict(test_x, samples=samples_of(trial), batch_size=1000).probs
 
 
 def classify(trial: dict[str, Any]) -> dict[str, float]:
