@@ -93,6 +93,6 @@ def test_sgld_at_a_small_rate_draws_it_too() -> None:
 
 @pytest.mark.slow
 def test_hmc_draws_numpyros_posterior_of_a_network() -> None:
-    """8 chains of 60 draws of a 2-8-1 network; one in 2,000 as above."""
-    drawn = outputs("network", credo.HMC(chains=8, warmup=100), 160)
+    """8 chains of 40 draws of a 2-8-1 network; one in 2,000 as above."""
+    drawn = outputs("network", credo.HMC(chains=8, warmup=70), 110)
     assert worst_z(drawn, "network") < 4.5
