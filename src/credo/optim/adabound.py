@@ -43,8 +43,7 @@ Reference: Luo et al., 2019 (arXiv:1902.09843); compared by Book, 2020.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,15 +57,11 @@ from credo.optim.descent import (
 )
 from credo.optim.groups import Group
 
-BLOCK = 2**19
-"""Elements that the kernel path takes at once, so that its passes find them in the cache."""
+BLOCK = 2**20
+"""Elements that the kernel path takes at once: a scratch of four megabytes, not a whole copy."""
 
 HEADROOM = {torch.float32: (60, 120), torch.float64: (400, 900)}
 """Bits by which `_step_by_kernel` scales squares: at least, and as many as leave room on top."""
-
-
-_ONCE = torch.ones(())
-"""The step that kernels are told: corrections for it are in the rate already."""
 
 
 def bounds(final_lr: float, gamma: float, step: int) -> tuple[float, float]:
@@ -90,9 +85,6 @@ class AdaBound(Descent):
     """
 
     _names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-
-    _scratch: Tensor | None = None
-    """Kept from step to step: asking for a megabyte anew takes as long as a pass over it."""
 
     def __init__(
         self,
@@ -126,11 +118,9 @@ class AdaBound(Descent):
             most = rate / lower if lower else math.inf
             # Then m² < v·(1 − β₁)²/((1 − β₁²/β₂)(1 − β₂)), as the kernel needs it to be.
             if rate and beta2 > beta1**2 and _has_kernel(moved[0]):
-                clipped = _Clipped.at(rate, group["eps"], least, most, moved[0].dtype)
-                for values, gradients, *averages in _pieces([moved, slopes, *memory]):
-                    _average_by_kernel(values, gradients, averages, beta1, beta2)
-                    for w, m, v in zip(values, averages[0], averages[-1], strict=True):
-                        _step_by_kernel(w, m, v, self._scratch_like(w), clipped)
+                _average_by_kernel(moved, slopes, memory, beta1, beta2)
+                for w, m, v in zip(moved, memory[0], memory[-1], strict=True):
+                    _step_by_kernel(w, m, v, rate, group["eps"], least, most)
                 # It leaves out the counters by which autograd sees that a tensor is another one.
                 torch.autograd.graph.increment_version(moved)
                 continue
@@ -141,12 +131,6 @@ class AdaBound(Descent):
                 torch._foreach_maximum_(memory[2], memory[1])
             if rate:
                 _step_by_parts(moved, memory[0], memory[-1], rate, group["eps"], least, most)
-
-    def _scratch_like(self, value: Tensor) -> Tensor:
-        scratch = self._scratch
-        if scratch is None or scratch.dtype != value.dtype or scratch.numel() < value.numel():
-            scratch = self._scratch = torch.empty_like(value)
-        return scratch[: value.numel()]
 
 
 class AMSBound(AdaBound):
@@ -172,17 +156,6 @@ def _step_by_parts(
     torch._foreach_addcdiv_(values, momenta, denominators, value=-rate)
 
 
-def _pieces(columns: list[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
-    """Small tensors all at once, the larger ones block by block; each as flat views."""
-    rows = [[tensor.view(-1) for tensor in row] for row in zip(*columns, strict=True)]
-    small = [row for row in rows if row[0].numel() <= BLOCK]
-    if small:
-        yield [list(column) for column in zip(*small, strict=True)]
-    for row in rows:
-        for start in range(0, row[0].numel() if row[0].numel() > BLOCK else 0, BLOCK):
-            yield [[tensor[start : start + BLOCK]] for tensor in row]
-
-
 def _has_kernel(value: Tensor) -> bool:
     return value.device.type == "cpu" and value.dtype in HEADROOM
 
@@ -201,7 +174,7 @@ def _average_by_kernel(
         memory[0],
         memory[1],
         memory[2] if len(memory) == 3 else [],
-        [_ONCE] * len(values),
+        [torch.ones(())] * len(values),
         lr=0.0,
         beta1=beta1,
         beta2=beta2,
@@ -212,45 +185,43 @@ def _average_by_kernel(
     )
 
 
-class _Clipped(NamedTuple):
-    """What torch's kernel for Adagrad is told, for w ← w − rate·m/clip(√v + ε, least, most).
+def _step_by_kernel(
+    value: Tensor,
+    momentum: Tensor,
+    square: Tensor,
+    rate: float,
+    eps: float,
+    least: float,
+    most: float,
+) -> None:
+    """The same, with torch's kernel for Adagrad doing root, division and difference in one pass.
 
     That kernel computes w − αg/(√(s + g²) + ε). Here g is m, and s is v between the squares of the
-    bounds, c times as large, as are α² and ε²: c is so large that m² is below rounding.
+    bounds, c times as large, as are α² and ε²: c is so large that m² is below rounding. Torch's
+    root alone takes longer than this kernel does, on processors that MKL does not favour.
     """
-
-    scale: float
-    low: float
-    high: float
-    lr: float
-    eps: float
-
-    @classmethod
-    def at(cls, rate: float, eps: float, least: float, most: float, dtype: torch.dtype) -> Self:
-        root = 2.0 ** (_bits(most, dtype) // 2)
-        scale = root * root
-        eps = min(eps, most)  # most − eps is a root, hence not negative
-        low, high = (_square(bound - eps, scale, dtype) for bound in (max(least, eps), most))
-        return cls(scale, low, high, rate * root, eps * root)
-
-
-def _step_by_kernel(w: Tensor, m: Tensor, v: Tensor, scratch: Tensor, clipped: _Clipped) -> None:
-    """Root, division and difference in one pass.
-
-    Torch's root alone takes longer than this kernel does, on processors that MKL does not favour.
-    """
-    torch.mul(v, clipped.scale, out=scratch).clamp_(clipped.low, clipped.high)
-    torch._fused_adagrad_(
-        [w],
-        [m],
-        [scratch],
-        [_ONCE],
-        lr=clipped.lr,
-        lr_decay=0.0,
-        weight_decay=0.0,
-        eps=clipped.eps,
-        maximize=False,
-    )
+    w, m, v = value.view(-1), momentum.view(-1), square.view(-1)
+    root = 2.0 ** (_bits(most, w.dtype) // 2)
+    scale = root * root
+    eps = min(eps, most)  # most − eps is a root, hence not negative
+    low, high = (_square(bound - eps, scale, w.dtype) for bound in (max(least, eps), most))
+    once = torch.ones(())
+    scratch = torch.empty(min(BLOCK, w.numel()), dtype=w.dtype)
+    for start in range(0, w.numel(), BLOCK):
+        block = slice(start, start + BLOCK)
+        target = w[block]
+        s = torch.mul(v[block], scale, out=scratch[: target.numel()]).clamp_(low, high)
+        torch._fused_adagrad_(
+            [target],
+            [m[block]],
+            [s],
+            [once],
+            lr=rate * root,
+            lr_decay=0.0,
+            weight_decay=0.0,
+            eps=eps * root,
+            maximize=False,
+        )
 
 
 def _bits(most: float, dtype: torch.dtype) -> int:
